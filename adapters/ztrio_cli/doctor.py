@@ -1,0 +1,253 @@
+"""`ztrio doctor`: what works on this machine, found out by doing it and not by reading a version.
+
+Each check is a sentence about what was tried, and a second one about what to do where it did not work.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import trio
+from rich.table import Table
+from rich.text import Text
+
+import ztrio
+from ztrio.errors import ZtrioError
+from ztrio.publication.exchange import FileOps
+from ztrio_cli import probe
+from ztrio_cli.console import FAILED, OK, console, one_line, write_json, write_line
+from ztrio_cli.toolbox import load
+
+__all__ = ["Check", "run"]
+
+Status = Literal["ok", "warn", "fail"]
+COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+PLATFORMS = {"linux": "Linux", "darwin": "macOS"}
+OLDEST_PYTHON = (3, 11)
+SLOW_START = 2.0  # seconds; a worker that takes longer makes every call after a burst wait
+BOUND = 20.0  # seconds for everything that is tried with workers
+PARTIAL = (
+    "Containment is 'partial': a worker and everything in its process group is killed and proven dead, but a program "
+    "that makes its own session (a daemon) escapes. Commits say so in their proof."
+)
+
+
+@attrs.frozen
+class Check:
+    """One finding.
+
+    Args:
+        name: What was checked.
+        status: `ok`, `warn` (works, with a limit) or `fail` (ztrio cannot work so).
+        finding: What was found, in a sentence.
+        advice: What to do, or empty.
+        facts: Further facts for machines.
+    """
+
+    name: str
+    status: Status
+    finding: str
+    advice: str = ""
+    facts: dict[str, Any] = attrs.field(factory=dict)
+
+
+def run(tools: str | None, *, workspace: Path, as_json: bool) -> int:
+    """Make every check and show the findings; the exit status: 1 if one of them is `fail`."""
+    checks = list(_checks(tools, workspace))
+    failed = [check.name for check in checks if check.status == "fail"]
+    if as_json:
+        write_json({"ok": not failed, "checks": [attrs.asdict(check) for check in checks]})
+        return FAILED if failed else OK
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for check in checks:
+        sentence = f"{check.finding}\n{check.advice}" if check.advice else check.finding
+        table.add_row(Text(check.status, style=COLOURS[check.status]), check.name, sentence)
+    console().print(table)
+    write_line()
+    write_line(f"Not working: {', '.join(failed)}." if failed else "ztrio works here.")
+    return FAILED if failed else OK
+
+
+def _checks(tools: str | None, workspace: Path) -> Iterator[Check]:
+    yield check_python()
+    yield check_platform()
+    yield check_packages()
+    writable = check_workspace(workspace)
+    yield writable
+    if writable.status == "ok":
+        yield check_exchange(workspace, FileOps())
+    yield from check_workers()
+    if tools is not None:
+        yield check_toolbox(tools)
+
+
+def check_python() -> Check:
+    """Whether this Python is new enough."""
+    found = platform.python_version()
+    if sys.version_info < OLDEST_PYTHON:
+        return Check("python", "fail", f"Python {found} is too old.", "Install Python 3.11 or newer.")
+    return Check("python", "ok", f"Python {found}.", facts={"version": found, "executable": sys.executable})
+
+
+def check_platform(name: str = sys.platform) -> Check:
+    """Whether the platform has what the promises rest on."""
+    if name not in PLATFORMS:
+        return Check("platform", "fail", f"{name} is not supported.", "Use Linux or macOS (WSL 2 counts as Linux).")
+    return Check("platform", "ok", f"{PLATFORMS[name]} {platform.release()}.", facts={"machine": platform.machine()})
+
+
+def check_packages() -> Check:
+    """Which versions of the packages that matter are there."""
+    found = {}
+    for package in ("ztrio", "trio", "mcp", "msgspec", "pydantic"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    finding = ", ".join(f"{package} {number}" for package, number in found.items())
+    if not found["mcp"].startswith("2.3."):
+        return Check("packages", "fail", f"{finding}.", "Install mcp 2.3: pip install 'mcp>=2.3,<2.4'.", found)
+    return Check("packages", "ok", f"{finding}.", facts=found)
+
+
+def check_workspace(workspace: Path) -> Check:
+    """Whether files can be made in the workspace."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ztrio-doctor-", dir=workspace) as folder:
+            (Path(folder) / "file").write_bytes(b"x")
+    except OSError as error:
+        advice = "Make the folder, or choose one you may write in with --workspace."
+        return Check("workspace", "fail", f"{workspace} cannot be written: {error.strerror}.", advice)
+    return Check("workspace", "ok", f"{workspace.resolve()} can be written.")
+
+
+def check_exchange(workspace: Path, ops: FileOps) -> Check:
+    """Whether two folders can change places in one step, and a new name never overwrites an old one."""
+    with tempfile.TemporaryDirectory(prefix=".ztrio-doctor-", dir=workspace) as place:
+        root = Path(place)
+        for name in ("old", "new"):
+            (root / name).mkdir()
+            (root / name / "content").write_text(name)
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            ops.exchange(fd, "old", fd, "new")
+            swapped = [(root / name / "content").read_text() for name in ("old", "new")] == ["new", "old"]
+            try:
+                ops.move_new(fd, "new", fd, "old")
+                kept = False
+            except FileExistsError:
+                kept = True
+        except OSError as error:
+            return _no_exchange(workspace, error.strerror or str(error))
+        finally:
+            os.close(fd)
+    if not (swapped and kept):
+        return _no_exchange(workspace, "the file system does something else")
+    return Check("exchange", "ok", "Files and folders of the workspace change places in one step.")
+
+
+def _no_exchange(workspace: Path, why: str) -> Check:
+    advice = "Outputs there will be refused. Use a local file system (ext4, xfs, btrfs, tmpfs, APFS)."
+    return Check("exchange", "fail", f"Exchanging names in {workspace} does not work: {why}.", advice)
+
+
+def check_workers() -> list[Check]:
+    """Start a worker, let it start a child, kill both, and look from outside whether they are gone."""
+    with tempfile.TemporaryDirectory(prefix="ztrio-doctor-") as folder:
+        try:
+            return trio.run(_try_workers, Path(folder).resolve())
+        except (ZtrioError, trio.TooSlowError) as error:
+            reason = str(error) or f"nothing happened for {BOUND:g} seconds"
+            advice = "Run `ztrio serve` with --log-level debug, or see what keeps this user from starting processes."
+            return [Check("workers", "fail", f"A worker could not be tried: {one_line(reason)}", advice)]
+
+
+async def _try_workers(workspace: Path) -> list[Check]:
+    began = trio.current_time()
+    with trio.fail_after(BOUND):
+        async with (
+            ztrio.open_supervisor(probe.toolbox, workspace=workspace) as supervisor,
+            supervisor.audit.subscribe() as events,
+        ):
+            await supervisor.call("nothing")
+            started = trio.current_time() - began
+            child = await _hold_and_cancel(supervisor)
+            ended = [await events.receive()]
+            while ended[-1].event != "rollback":
+                ended.append(await events.receive())
+    proof = next((event.proof for event in ended if event.event == "worker_terminated"), None)
+    return [_start_check(started), check_containment(proof, child, _is_alive)]
+
+
+async def _hold_and_cancel(supervisor: ztrio.Supervisor) -> int:
+    """Call `hold`, and cancel it once its child runs; the child's process id."""
+    children: list[int] = []
+    held = trio.Event()
+
+    def on_progress(_progress: float, _total: float | None, message: str | None) -> None:
+        children.append(int(message or 0))
+        held.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: supervisor.call("hold", on_progress=on_progress))
+        await held.wait()
+        nursery.cancel_scope.cancel()
+    return children[0]
+
+
+def _start_check(seconds: float) -> Check:
+    facts = {"seconds": round(seconds, 4)}
+    finding = f"A worker starts and finishes a first call in {seconds:.2f} s."
+    if seconds > SLOW_START:
+        return Check("workers", "warn", finding, "That is slow; look at what the machine is busy with.", facts)
+    return Check("workers", "ok", f"{finding} A few are kept ready.", facts=facts)
+
+
+def check_containment(proof: dict[str, Any] | None, child: int, is_alive: Callable[[int], bool]) -> Check:
+    """Judge the end of a worker that had a child.
+
+    Args:
+        proof: The proof of death from the audit, or None.
+        child: Process id of the worker's child.
+        is_alive: Says whether a process id is in use.
+    """
+    if proof is None:
+        return Check("containment", "fail", "A killed worker could not be proven dead.", "Please report this.")
+    alive = [pid for pid in (proof["pid"], child) if is_alive(pid)]
+    if alive:
+        finding = f"A worker was said to be dead, and {alive} of it still runs."
+        return Check("containment", "fail", finding, "Please report this with the output of --json.", {"proof": proof})
+    took = (proof["proven_at"] - proof["killed_at"]) * 1000
+    finding = f"A worker ({proof['pid']}) and its child ({child}) were killed and proven dead in {took:.1f} ms."
+    if proof["containment"] == "partial":
+        return Check("containment", "warn", f"{finding} {PARTIAL}", "Let tools start no daemons.", {"proof": proof})
+    return Check("containment", "ok", finding, facts={"proof": proof})
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the pid is in use. The child was re-parented and its zombie may be around for a moment: not alive."""
+    from ztrio_cli.demo.observe import processes
+
+    return pid in processes()
+
+
+def check_toolbox(source: str) -> Check:
+    """Whether the toolbox loads and each of its tools has a schema."""
+    try:
+        toolbox = load(source)
+        tools = {tool.name: str(tool.capability) for tool in toolbox if tool.schema.input_schema}
+    except ZtrioError as error:
+        return Check("toolbox", "fail", one_line(error.message), "Mend the named line.", {"code": error.code})
+    if not tools:
+        return Check("toolbox", "warn", f"{source} has no tools.", "Register some with @toolbox.tool(...).")
+    listed = ", ".join(f"{name} ({capability})" for name, capability in tools.items())
+    return Check("toolbox", "ok", f"{toolbox.name}: {listed}.", facts={"tools": tools})

@@ -1,0 +1,273 @@
+"""The command line: what each command takes. What it does is in the module of its name, imported when it is used.
+
+Typer's own error boxes are not used: an error is one line with a code, or one JSON object where `--json` is given.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ztrio_cli.console import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, Complaint, discard_stdout, report
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="ztrio",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Tools = Annotated[
+    str, typer.Argument(metavar="TOOLS.py[:NAME]", help="A Python file with a toolbox; NAME if it is not 'toolbox'.")
+]
+Workspace = Annotated[
+    Path,
+    typer.Option(
+        "--workspace", "-w", metavar="DIR", help="Folder that outputs and inputs are relative to and may not leave."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+HERE = Path()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("ztrio")
+        except PackageNotFoundError:
+            number = "(run from its source tree)"
+        sys.stdout.write(f"ztrio {number}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def ztrio(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Run tools so that the end of a call is a state boundary: committed or rolled back, and proven.
+
+    \b
+    Start here:
+      ztrio demo                                       see it work, on real files and processes
+      ztrio doctor                                     what works on this machine
+      ztrio serve my_tools.py --workspace .            serve your tools over MCP (stdio)
+      ztrio call my_tools.py export design=x out_dir=out
+      ztrio audit --last 20                            what happened to the calls in this workspace
+
+    \b
+    Exit status of every command:
+      0 done   1 failed   2 the command line or an argument is wrong, nothing ran   130 interrupted (Ctrl-C)
+    """
+
+
+@app.command()
+def serve(
+    tools: Tools,
+    workspace: Workspace = HERE,
+    allow: Annotated[
+        str, typer.Option("--allow", metavar="LIST", help="Capabilities that may be used, separated by commas.")
+    ] = "read,write,destructive",
+    workers: Annotated[int, typer.Option("--workers", min=1, metavar="N", help="Most worker processes at once.")] = 64,
+    log_level: Annotated[
+        str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; the log is on stderr.")
+    ] = "info",
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines instead of text.")] = False,
+) -> int:
+    """Serve a toolbox over MCP on stdin and stdout.
+
+    A client starts this command by itself; in its configuration write, for example:
+
+    \b
+      {"mcpServers": {"site": {"command": "ztrio",
+        "args": ["serve", "/path/to/site_tools.py", "--workspace", "/path/to/folder", "--allow", "read,write"]}}}
+
+    The server ends when stdin does, and on SIGINT, SIGTERM and SIGHUP: calls in flight are rolled back first. Every
+    call is recorded in DIR/.ztrio/audit.jsonl; read it with `ztrio audit`.
+    """
+    from ztrio_cli.serve import run
+
+    return run(tools, workspace=workspace, allow=allow, workers=workers, log_level=log_level, as_json=as_json)
+
+
+@app.command()
+def call(
+    tools: Tools,
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="Name of the tool.")],
+    pairs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Arguments. KEY:=JSON gives a value as JSON.", show_default=False),
+    ] = None,
+    arguments: Annotated[
+        str | None, typer.Option("--arguments", metavar="JSON", help="All arguments as one JSON object; - reads stdin.")
+    ] = None,
+    session: Annotated[str, typer.Option("--session", metavar="NAME", help="Session whose state is used.")] = "default",
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="SECONDS", help="Time the tool may run; its own if not given.")
+    ] = None,
+    workspace: Workspace = HERE,
+    as_json: Json = False,
+) -> int:
+    """Call one tool and show what became of it.
+
+    A value is text where the tool takes text, and JSON elsewhere:
+
+    \b
+      ztrio call site_tools.py build_site site=out title="Harbour report" slow_charts=0.5
+      ztrio call site_tools.py remove_pages names:='["tides", "traffic"]'
+      ztrio call site_tools.py list_sources --arguments '{"content": "content"}' --json
+
+    Ctrl-C stops the tool with everything it started, waits until that is proven and the files are as before, and
+    exits with 130. With --json the answer is {"value", "job_id", "outcome", "targets"} or {"error": {"code", …}}.
+    Session state lives as long as the command: use `serve` for calls that build on each other.
+    """
+    from ztrio_cli.call import Options, run
+
+    return run(
+        Options(
+            tools=tools,
+            tool=tool,
+            pairs=tuple(pairs or ()),
+            arguments=arguments,
+            session=session,
+            timeout=timeout,
+            workspace=workspace,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def audit(
+    workspace: Workspace = HERE,
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only events of this call.")] = None,
+    event: Annotated[str | None, typer.Option("--event", metavar="NAME", help="Only events of this name.")] = None,
+    last: Annotated[int | None, typer.Option("--last", "-n", min=0, metavar="N", help="Only the last N of them.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until interrupted.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show what happened to the calls of a workspace, oldest first.
+
+    \b
+      ztrio audit --last 20
+      ztrio audit --event rollback
+      ztrio audit --job job-abc… --json | jq .proof
+      ztrio audit --follow
+
+    With --json each event is one line. Damaged lines are named on stderr and skipped.
+    """
+    from ztrio_cli.audit import run
+
+    return run(workspace, job=job, event=event, last=last, follow=follow, as_json=as_json)
+
+
+@app.command()
+def doctor(
+    tools: Annotated[
+        str | None, typer.Argument(metavar="[TOOLS.py[:NAME]]", help="A toolbox to check as well.", show_default=False)
+    ] = None,
+    workspace: Workspace = HERE,
+    as_json: Json = False,
+) -> int:
+    """Find out what works on this machine, by trying it.
+
+    Starts a real worker with a child process and kills both, exchanges real files in the workspace, and says for
+    each finding what to do about it. Exits with 1 if something that ztrio needs does not work.
+
+    \b
+      ztrio doctor
+      ztrio doctor my_tools.py --workspace /path/to/folder
+    """
+    from ztrio_cli.doctor import run
+
+    return run(tools, workspace=workspace, as_json=as_json)
+
+
+@app.command()
+def demo(
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Work in this new folder and leave it.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """See every promise kept, checked from outside.
+
+    Serves the example (Markdown and CSV files to a web site with charts) in a process of its own, talks to it with
+    the official MCP client, and lets things go wrong: a timeout, a client that cancels, a bad file, two sessions
+    that want the same folder, a destroyed session. After each scene it looks at files and processes by itself. Exits
+    with 1 if a promise was broken.
+
+    \b
+      ztrio demo
+      ztrio demo --keep /tmp/harbour && open /tmp/harbour/site/index.html
+    """
+    from ztrio_cli.demo import run
+
+    return run(keep=keep, as_json=as_json)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `ztrio` command.
+
+    Args:
+        argv: The words after `ztrio`; those of the process when omitted.
+
+    Returns:
+        The exit status.
+    """
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        try:
+            status = _run(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def _run(words: list[str]) -> int:
+    # What `serve` prints to stdout is taken for a frame, even an error in JSON.
+    as_json = "--json" in words and words[0] != "serve"
+    try:
+        status = app(args=words, prog_name="ztrio", standalone_mode=False)
+    except Complaint as complaint:
+        report(complaint, as_json=as_json)
+        return complaint.status
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        report(Complaint("OS_ERROR", str(error)), as_json=as_json)
+        return FAILED
+    except Exception as error:
+        return _known(error, as_json=as_json)
+    return status if isinstance(status, int) else OK
+
+
+def _known(error: Exception, *, as_json: bool) -> int:
+    """Report a usage error of typer or a failure of ztrio; anything else is a defect and keeps its traceback."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None:
+        if words := format_message():
+            report(Complaint("USAGE", f"{words} Try --help."), as_json=as_json)
+        return USAGE
+    from ztrio.errors import InvalidArguments, ZtrioError
+
+    if isinstance(error, ZtrioError):
+        report(error, as_json=as_json)
+        return USAGE if isinstance(error, InvalidArguments) else FAILED
+    raise error

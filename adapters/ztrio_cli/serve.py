@@ -1,0 +1,102 @@
+"""`ztrio serve`: a toolbox over MCP on stdin and stdout. stdout belongs to the protocol, so everything else is stderr.
+
+The log says little: what is served, and how it ended. What happened to calls is in the audit, which is complete and
+has a format; a second account of it in the log would be neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+import ztrio
+from ztrio.errors import ZtrioError
+from ztrio_cli.console import FAILED, USAGE, Complaint, note, one_line
+from ztrio_cli.workspace import audit_file, checked_workspace
+from ztrio_mcp import run_stdio
+
+__all__ = ["configure_logging", "run"]
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def run(tools: str, *, workspace: Path, allow: str, workers: int, log_level: str, as_json: bool) -> int:
+    """Serve until the client is gone or a signal comes; the exit status.
+
+    Returns:
+        0 when the client is gone, 128 + signal, 1 after a failure.
+    """
+    try:
+        folder = checked_workspace(workspace)
+        policy = _policy(allow)
+        configure_logging(log_level, as_json=as_json)
+        log = structlog.get_logger("ztrio")
+        log.info("serving", tools=tools, workspace=str(folder), allow=allow, audit=str(audit_file(folder)))
+        settings = ztrio.Settings(workers=workers)
+        status = run_stdio(tools, workspace=folder, policy=policy, settings=settings, audit_file=audit_file(folder))
+    except (ZtrioError, Complaint) as error:
+        # Not on stdout, whatever the format: the client would take it for a frame.
+        note(json.dumps({"error": error.as_dict()}) if as_json else f"error: {error.code}: {one_line(error.message)}")
+        return error.status if isinstance(error, Complaint) else FAILED
+    log.info("ended", status=status)
+    return status
+
+
+def _policy(allowed: str) -> ztrio.Policy:
+    names = [name for name in (part.strip() for part in allowed.split(",")) if name]
+    if not names:
+        raise Complaint("USAGE", "--allow names no capability; give some of read,write,destructive.", status=USAGE)
+    try:
+        return ztrio.allow(*names)
+    except ztrio.InvalidArguments as error:
+        raise Complaint("USAGE", f"--allow: {error.message}", status=USAGE) from None
+
+
+def configure_logging(level: str, *, as_json: bool) -> None:
+    """Send structlog and the standard library's logging (the MCP SDK uses it) to stderr in one format.
+
+    Args:
+        level: debug, info, warning or error.
+        as_json: One JSON object per line instead of text.
+
+    Raises:
+        Complaint: USAGE, there is no such level.
+    """
+    if level.lower() not in LEVELS:
+        raise Complaint("USAGE", f"--log-level {level}: choose from {', '.join(LEVELS)}.", status=USAGE)
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info if as_json else _unchanged,
+                renderer,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def _unchanged(_logger: Any, _method: str, event: Any) -> Any:
+    return event

@@ -1,0 +1,25 @@
+"""Where a workspace's files of ztrio are, for every command that has `--workspace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ztrio_cli.console import USAGE, Complaint
+
+__all__ = ["audit_file", "checked_workspace"]
+
+
+def checked_workspace(folder: Path) -> Path:
+    """The workspace, absolute.
+
+    Raises:
+        Complaint: USAGE, there is no such folder.
+    """
+    if not folder.is_dir():
+        raise Complaint("USAGE", f"--workspace {folder}: there is no such folder; make it first.", status=USAGE)
+    return folder.resolve()
+
+
+def audit_file(workspace: Path) -> Path:
+    """The file of JSON lines that the audit of a workspace is written to."""
+    return workspace / ".ztrio" / "audit.jsonl"

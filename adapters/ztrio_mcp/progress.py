@@ -1,0 +1,60 @@
+"""Progress of one call as MCP notifications: never after the end, and no more of them than a client can use.
+
+A tool may report a million times a second. The call's callback only remembers the latest report; one task sends what
+is there, waits out an interval, and sends again. So there is at most one report in memory, one being written, and
+`INTERVAL` between two. Reports that do not grow are dropped, because MCP says that progress must increase (2025-11-25,
+Progress).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+__all__ = ["INTERVAL", "ProgressPump"]
+
+INTERVAL: Final = 0.05
+"""Seconds between two notifications of one call."""
+
+Send = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class ProgressPump:
+    """Sends the latest report of one call.
+
+    Args:
+        send: Writes one notification.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # The newest report not sent yet.
+        self._latest: tuple[float, float | None, str | None] | None = None
+        # The largest progress reported; only grows.
+        self._highest = float("-inf")
+        self._reported = trio.Event()
+
+    def report(self, progress: float, total: float | None, message: str | None) -> None:
+        """Remember a report; the call's `on_progress`."""
+        if progress > self._highest:
+            self._highest = progress
+            self._latest = (progress, total, message)
+            self._reported.set()
+
+    async def run(self) -> None:
+        """Send reports until cancelled."""
+        while True:
+            await self._reported.wait()
+            self._reported = trio.Event()
+            await self.flush()
+            await trio.sleep(INTERVAL)
+
+    async def flush(self) -> None:
+        """Send the latest report, if it was not sent."""
+        if self._latest is None:
+            await trio.lowlevel.checkpoint()
+            return
+        latest, self._latest = self._latest, None
+        await self._send(*latest)

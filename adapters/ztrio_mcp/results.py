@@ -1,0 +1,93 @@
+"""What the core says, as MCP says it: tools with their hints, results, and errors that a model can act on.
+
+`structuredContent` is an object in MCP, so a dict result goes as it is, None becomes `{}` and anything else
+`{"result": …}`. The text content is the same JSON, for clients that show or forward text only (MCP 2025-11-25, Tools,
+Structured Content). Every answer to a call names its job and outcome in `_meta`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
+
+from ztrio.admission import ToolDescription
+from ztrio.calls import CallResult
+from ztrio.errors import LimitExceeded, Outcome, ZtrioError
+from ztrio.tools import Capability
+
+__all__ = ["JOB_ID_META", "OUTCOME_META", "TIMEOUT_META", "error_result", "success_result", "tool"]
+
+JOB_ID_META: Final = "ztrio/job_id"
+OUTCOME_META: Final = "ztrio/outcome"
+TIMEOUT_META: Final = "ztrio/timeout"
+
+
+def tool(description: ToolDescription) -> Tool:
+    """A `ToolDescription` of the supervisor as an MCP tool."""
+    return Tool(
+        name=description.name,
+        title=description.title,
+        description=description.description or None,
+        input_schema=description.input_schema,
+        output_schema=description.output_schema,
+        annotations=_annotations(description.capability),
+    )
+
+
+def _annotations(capability: str) -> ToolAnnotations:
+    """The hints that follow from a capability. A hint that does not follow is not given.
+
+    Whether repeating a write changes anything is not known here, so no write is called idempotent.
+    """
+    if capability == Capability.READ:
+        return ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True)
+    return ToolAnnotations(
+        read_only_hint=False, destructive_hint=capability == Capability.DESTRUCTIVE, idempotent_hint=False
+    )
+
+
+def success_result(result: CallResult) -> CallToolResult:
+    """The answer to a call that succeeded."""
+    structured = _structured(result.value)
+    try:
+        text = json.dumps(structured, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # an int with more digits than the interpreter prints
+        failure = LimitExceeded(
+            f"The call succeeded ({result.outcome}), but its result cannot be written as JSON: {error}. "
+            "Do not repeat it to see the result; make the tool return less.",
+            code="RESULT_TOO_LARGE",
+        )
+        failure.job_id, failure.outcome = result.job_id, result.outcome
+        return error_result(failure)
+    return CallToolResult(
+        content=[TextContent(text=text)], structured_content=structured, _meta=_meta(result.job_id, result.outcome)
+    )
+
+
+def _structured(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    return {} if value is None else {"result": value}
+
+
+def error_result(error: ZtrioError) -> CallToolResult:
+    """The answer to a call that failed: the sentence for the model, the facts for the program."""
+    known = []
+    if error.outcome is not None:
+        known.append(f"outcome: {error.outcome}")
+    if error.job_id is not None:
+        known.append(f"job: {error.job_id}")
+    text = f"{error} ({', '.join(known)})" if known else str(error)
+    return CallToolResult(
+        content=[TextContent(text=text)],
+        structured_content={"error": error.as_dict()},
+        is_error=True,
+        _meta=_meta(error.job_id, error.outcome),
+    )
+
+
+def _meta(job_id: str | None, outcome: Outcome | None) -> dict[str, Any]:
+    facts = {JOB_ID_META: job_id, OUTCOME_META: None if outcome is None else str(outcome)}
+    return {key: value for key, value in facts.items() if value is not None}

@@ -1,0 +1,208 @@
+"""Serving one client over stdio, from the first byte to the exit status.
+
+The order of the end matters. Calls are stopped through the supervisor, with the cause on record, and *not* by letting
+the SDK see the end of input: it would cancel their handlers and answer "connection closed" where the truth is "rolled
+back". Only when every request has its answer, or the bound for that ran out, the SDK is told; then the writer
+finishes. Every step has its bound, and together they fit into `EXIT_BOUND`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from ztrio.errors import ZtrioError
+from ztrio.jobs import Settings
+from ztrio.loading import load_toolbox
+from ztrio.supervisor import Supervisor, open_supervisor
+from ztrio.tools import Toolbox
+from ztrio_mcp.life import Ending, LiveWorkers, watch_bound, watch_signals
+from ztrio_mcp.server import McpServer
+from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, claimed_stdio, open_transport
+
+__all__ = ["FAILURE_STATUS", "run_stdio", "serve_stdio"]
+
+FAILURE_STATUS: Final = 1
+"""Exit status after a failure of the server itself."""
+
+_SHUTDOWN_BOUND: Final = 3.0  # seconds for calls to roll back; with what follows it fits into EXIT_BOUND
+_ANSWER_BOUND: Final = 0.4  # seconds for the answers to be written; a client that reads takes milliseconds
+
+
+async def serve_stdio(
+    supervisor: Supervisor,
+    *,
+    fds: tuple[int, int] | None = None,
+    ending: Ending | None = None,
+    frame_limit: int = FRAME_LIMIT,
+) -> int:
+    """Serve one MCP client until it is gone or `ending` is asked for; then close the supervisor.
+
+    A supervisor serves one stdio client: when the client is gone, so is the point of its calls.
+
+    Args:
+        supervisor: Runs the calls; closed at the end, with the cause of the end.
+        fds: File descriptors to read from and write to, which become ours; stdin and stdout when omitted. While they
+            are served, fd 0 is the null device and fd 1 is stderr.
+        ending: Lets somebody else, such as a signal, end the serving.
+        frame_limit: Bytes a line from the client may have.
+
+    Returns:
+        The exit status that fits the end: 0 when the client is gone, else what `ending` was asked for.
+
+    Raises:
+        Exception: whatever the MCP SDK failed with.
+    """
+    ending = Ending() if ending is None else ending
+    with ExitStack() as stack:
+        read_fd, write_fd = stack.enter_context(claimed_stdio()) if fds is None else fds
+        async with open_transport(read_fd, write_fd, frame_limit=frame_limit) as transport:
+            connection = _Connection(supervisor, transport, ending)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.run)
+                try:
+                    await ending.wait()
+                finally:
+                    ending.request("shutdown", FAILURE_STATUS)  # we are being cancelled from outside
+            if connection.failure is not None:
+                raise connection.failure
+    assert ending.status is not None
+    return ending.status
+
+
+class _Connection:
+    """The tasks of one client, and the order in which they end."""
+
+    def __init__(self, supervisor: Supervisor, transport: StdioTransport, ending: Ending) -> None:
+        self._supervisor = supervisor
+        self._transport = transport
+        self._ending = ending
+        self._server = McpServer(supervisor, transport.frames, version=_version())
+        transport.on_undelivered = self._server.undelivered
+        self._sdk_ended = trio.Event()
+        self._written = trio.Event()
+        # What the SDK failed with, if it did.
+        self.failure: Exception | None = None
+
+    async def run(self) -> None:
+        """Serve until the end is asked for, then wind down.
+
+        Shielded: a cancellation from outside asks for the end like everything else, so that calls roll back with
+        their cause and answers are written. Winding down is bounded.
+        """
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._transport.read)
+                nursery.start_soon(self._write)
+                nursery.start_soon(self._run_sdk)
+                nursery.start_soon(self._watch_client)
+                cause = await self._ending.wait()
+                await self._wind_down(cause)
+                nursery.cancel_scope.cancel()
+
+    async def _wind_down(self, cause: str) -> None:
+        for request in self._transport.frames.in_flight():
+            request.cause.record(cause)
+        await self._supervisor.aclose(cause)  # has its own bound
+        with trio.move_on_after(_ANSWER_BOUND):
+            await self._transport.settled()
+            self._transport.end_input()
+            await self._sdk_ended.wait()
+            self._transport.end_output()
+            await self._written.wait()
+
+    async def _run_sdk(self) -> None:
+        sdk = self._server.sdk
+        try:
+            await sdk.run(
+                self._transport.read_stream, self._transport.write_stream, sdk.create_initialization_options()
+            )
+        except Exception as error:  # noqa: BLE001 - kept and raised when everything has wound down
+            self.failure = error
+        finally:
+            self._sdk_ended.set()
+            self._ending.request("shutdown", FAILURE_STATUS)
+
+    async def _write(self) -> None:
+        try:
+            await self._transport.write()
+        finally:
+            self._written.set()
+
+    async def _watch_client(self) -> None:
+        await self._transport.gone.wait()
+        self._ending.request("client_gone", 0)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("ztrio")
+    except metadata.PackageNotFoundError:  # running from a source tree
+        return ""
+
+
+def run_stdio(toolbox: Toolbox | str, *, workspace: str | Path, frame_limit: int = FRAME_LIMIT, **options: Any) -> int:
+    """Serve a toolbox to the MCP client on stdin and stdout until it is gone or a signal comes; for `sys.exit`.
+
+    Args:
+        toolbox: The toolbox, or how `ztrio.loading.load_toolbox` finds it. Loading it here keeps what its modules
+            print at import off the wire.
+        workspace: The directory that tools work in.
+        frame_limit: Bytes a line from the client may have.
+        options: Further arguments of `ztrio.open_supervisor`.
+
+    Returns:
+        The exit status: 0 when the client is gone, 128 + signal, 1 after a failure of the server itself.
+
+    Raises:
+        ZtrioError: the toolbox cannot be loaded or the supervisor cannot start; nothing was served.
+    """
+    options.setdefault("settings", Settings(shutdown_bound=_SHUTDOWN_BOUND))
+    with claimed_stdio() as fds:
+        try:
+            loaded = load_toolbox(toolbox) if isinstance(toolbox, str) else toolbox
+            return trio.run(_main, loaded, workspace, fds, frame_limit, options)
+        except ZtrioError:
+            raise
+        except Exception:  # noqa: BLE001 - a process reports its failure by its status
+            traceback.print_exc(file=sys.stderr)
+            return FAILURE_STATUS
+
+
+async def _main(
+    toolbox: Toolbox, workspace: str | Path, fds: tuple[int, int], frame_limit: int, options: dict[str, Any]
+) -> int:
+    ending, workers = Ending(), LiveWorkers()
+    failure: Exception | None = None
+    status = FAILURE_STATUS
+    async with trio.open_nursery() as nursery:
+        await nursery.start(watch_signals, ending, workers)
+        nursery.start_soon(watch_bound, ending, workers)
+        # A signal while the supervisor starts ends the start; once it runs, a signal ends the serving instead.
+        starting = trio.CancelScope()
+        watching = trio.CancelScope()
+        nursery.start_soon(_cancel_when_ending, ending, starting, watching)
+        try:
+            with starting:
+                async with open_supervisor(toolbox, workspace=workspace, **options) as supervisor:
+                    watching.cancel()
+                    supervisor.audit.add_reducer(workers)
+                    status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
+        except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return status if ending.status is None else ending.status
+
+
+async def _cancel_when_ending(ending: Ending, starting: trio.CancelScope, watching: trio.CancelScope) -> None:
+    with watching:
+        await ending.wait()
+        starting.cancel()

@@ -1,0 +1,232 @@
+"""The MCP side of a supervisor: tools, calls and resources as handlers of the SDK's lowlevel `Server`.
+
+The SDK speaks both eras on one connection: 2025-11-25 (`initialize`) and 2026-07-28 (an envelope in each request's
+`_meta`, `server/discover`); the first request decides. It runs each request in its own task, so reads, pings and
+cancels are answered while mutating calls wait or run. Nothing here runs tool code.
+
+A call's arguments, its session and `_meta["ztrio/timeout"]` go to the supervisor as they came: it refuses what does not
+fit, so that a refusal is a job in the audit like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+import trio
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    TextResourceContents,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from ztrio.audit import AuditEvent
+from ztrio.calls import LOCAL, CallContext, CallResult, Cause
+from ztrio.errors import Outcome, ZtrioError
+from ztrio.schema import SESSION_PARAMETER
+from ztrio.supervisor import Supervisor
+from ztrio_mcp.frames import FrameFilter, InFlight
+from ztrio_mcp.jsonrpc import INVALID_PARAMS, RESOURCE_NOT_FOUND
+from ztrio_mcp.progress import ProgressPump
+from ztrio_mcp.results import TIMEOUT_META, error_result, success_result, tool
+
+__all__ = ["AUDIT_URI", "JOBS_URI", "MAX_EVENTS", "McpServer"]
+
+AUDIT_URI: Final = "ztrio://audit/events"
+JOBS_URI: Final = "ztrio://jobs/"
+
+MAX_EVENTS: Final = 10_000
+"""Events in one reading of the audit resource; the newest."""
+
+_Context = ServerRequestContext[Any, Any]
+
+_INSTRUCTIONS: Final = (
+    "Every answer to a tool call carries _meta['ztrio/outcome']: 'committed' means files and session state are as the "
+    "tool left them, 'rolled_back' and 'not_started' mean nothing changed, 'unresolved' means nobody can tell: look "
+    "before repeating. Calls with the same `session` argument share state and run one after the other. "
+    "_meta['ztrio/timeout'] sets a call's time limit in seconds."
+)
+
+
+class McpServer:
+    """Answers the requests of one connection out of a supervisor.
+
+    Args:
+        supervisor: Runs the calls.
+        frames: The connection's table of requests in flight: the client's own ids and the causes of cancellations.
+        context: Who is calling.
+        version: Version of the server shown to clients.
+
+    Attributes:
+        sdk: The SDK's server, ready for `run`.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, frames: FrameFilter, *, context: CallContext = LOCAL, version: str = ""
+    ) -> None:
+        self._supervisor = supervisor
+        self._frames = frames
+        self._context = attrs.evolve(context, surface="mcp")
+        self._tools = {description.name: tool(description) for description in supervisor.describe_tools()}
+        self.sdk: Server[Any] = Server(
+            supervisor.toolbox.name,
+            version=version,
+            instructions=_INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_resource_templates,
+            on_read_resource=self._read_resource,
+        )
+
+    def undelivered(self, request: InFlight, why: str) -> None:
+        """An answer did not reach the client; the audit says so where the call had committed."""
+        if request.committed is not None:
+            self._supervisor.audit.publish(attrs.evolve(request.committed, reason=why))
+
+    # ---- tools
+
+    async def _list_tools(self, _ctx: _Context, _params: PaginatedRequestParams | None) -> ListToolsResult:
+        await trio.lowlevel.checkpoint()
+        return ListToolsResult(tools=list(self._tools.values()))
+
+    async def _call_tool(self, ctx: _Context, params: CallToolRequestParams) -> CallToolResult:
+        if params.name not in self._tools:
+            raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name}")
+        request = self._frames.get(ctx.request_id)
+        arguments = dict(params.arguments or {})
+        session = arguments.pop(SESSION_PARAMETER, "default")
+        meta = (ctx.params or {}).get("_meta")
+        timeout = meta.get(TIMEOUT_META) if isinstance(meta, Mapping) else None
+        pump = ProgressPump(ctx.session.report_progress)
+        answer: CallResult | ZtrioError
+        async with trio.open_nursery() as nursery:
+            wanted = request is not None and request.token is not None
+            if wanted:
+                nursery.start_soon(pump.run)
+            try:
+                answer = await self._supervisor.call(
+                    params.name,
+                    arguments,
+                    session=session,
+                    timeout=timeout,
+                    context=attrs.evolve(self._context, request_id=None if request is None else request.audit_id),
+                    cause=Cause() if request is None else request.cause,
+                    on_progress=pump.report if wanted else None,
+                    capped=True,
+                )
+            except ZtrioError as error:
+                answer = error
+            nursery.cancel_scope.cancel()
+        if isinstance(answer, ZtrioError):
+            return error_result(answer)
+        if request is not None and answer.outcome is Outcome.COMMITTED:
+            request.committed = self._commit_unanswered(params.name, session, request, answer)
+        await pump.flush()
+        return success_result(answer)
+
+    def _commit_unanswered(self, name: str, session: str, request: InFlight, answer: CallResult) -> AuditEvent:
+        return AuditEvent(
+            event="commit_unanswered",
+            execution_job_id=answer.job_id,
+            tool=name,
+            session=session,
+            principal=self._context.principal.id,
+            request_id=request.audit_id,
+            surface=self._context.surface,
+            outcome=answer.outcome,
+        )
+
+    # ---- resources
+
+    async def _list_resources(self, _ctx: _Context, _params: PaginatedRequestParams | None) -> ListResourcesResult:
+        await trio.lowlevel.checkpoint()
+        return ListResourcesResult(
+            resources=[
+                Resource(
+                    uri=AUDIT_URI,
+                    name="audit-events",
+                    title="Audit events",
+                    description=f"What happened to each call, oldest first; the newest {MAX_EVENTS} events.",
+                    mime_type="application/json",
+                )
+            ]
+        )
+
+    async def _list_resource_templates(
+        self, _ctx: _Context, _params: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        await trio.lowlevel.checkpoint()
+        return ListResourceTemplatesResult(
+            resource_templates=[
+                ResourceTemplate(
+                    uri_template=f"{AUDIT_URI}{{?after}}",
+                    name="audit-events-after",
+                    title="Audit events after a position",
+                    description="Only events whose `log_pos` is greater than `after`.",
+                    mime_type="application/json",
+                ),
+                ResourceTemplate(
+                    uri_template=f"{JOBS_URI}{{id}}",
+                    name="job",
+                    title="A job",
+                    description="What became of a call, by the job id in its answer.",
+                    mime_type="application/json",
+                ),
+            ]
+        )
+
+    async def _read_resource(self, ctx: _Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        content = await self._resource(params.uri)
+        if content is None:
+            modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+            raise MCPError(
+                code=INVALID_PARAMS if modern else RESOURCE_NOT_FOUND,
+                message="Resource not found",
+                data={"uri": params.uri},
+            )
+        text = json.dumps(content, ensure_ascii=False)
+        return ReadResourceResult(
+            contents=[TextResourceContents(uri=params.uri, mime_type="application/json", text=text)]
+        )
+
+    async def _resource(self, uri: str) -> dict[str, Any] | None:
+        """The content of a resource; None when there is none of this name, for this principal."""
+        try:
+            parts = urlsplit(uri)
+        except ValueError:
+            return None
+        place = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        if parts.fragment:
+            return None
+        if place == AUDIT_URI:
+            after = _after(parts.query)
+            return {"events": await self._supervisor.events(context=self._context, after=after, limit=MAX_EVENTS)}
+        job_id = unquote(place.removeprefix(JOBS_URI))
+        if place.startswith(JOBS_URI) and job_id and not parts.query:
+            return await self._supervisor.job(job_id, context=self._context)
+        return None
+
+
+def _after(query: str) -> int:
+    """The position in `after=<n>`, 0 without a query."""
+    pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=10)
+    text = dict(pairs).get("after", "0")
+    if not all(name == "after" for name, _ in pairs) or not (text.isascii() and text.isdecimal()) or len(text) > 20:
+        raise MCPError(code=INVALID_PARAMS, message=f"{AUDIT_URI} takes ?after=<the log_pos of the last event seen>")
+    return int(text)

@@ -1,0 +1,470 @@
+"""Publication: exchange, metadata, conflicts."""
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit.trees import fill, listing, snapshot
+from tests.publication.conftest import Stage
+from ztrio.errors import OutputConflict, OutputRejected
+from ztrio.policies import Output
+from ztrio.publication.exchange import Identity
+from ztrio.testing.faults import FaultyOps
+
+REPLACE_DIR = Output(kind="dir", existing="replace")
+
+
+def test_new_and_existing_files_and_directories_are_published(workspace: Path, stage: Stage) -> None:
+    """Success puts every output to its target, replacing what was there, and leaves nothing else in the workspace."""
+    (workspace / "old.txt").write_text("old")
+    (workspace / "tree").mkdir()
+    (workspace / "tree" / "stale").write_text("")
+    staging = stage(
+        {
+            "old": ("old.txt", Output()),
+            "new": ("new.txt", Output()),
+            "tree": ("tree", REPLACE_DIR),
+            "fresh": ("fresh", Output(kind="dir")),
+            "skipped": ("skipped.txt", Output(required=False)),
+        }
+    )
+    assert all(not os.path.lexists(path) and Path(path).parent.is_dir() for path in staging.paths.values())
+    assert stat.S_IMODE(staging.tmp.stat().st_mode) == 0o700
+    fill(staging, {"old": "1", "new": "2", "tree": {"a/b": "3"}, "fresh": {"c": "4"}})
+    staging.inspect()
+    published = staging.publish()
+    expected = {"old": "old.txt", "new": "new.txt", "tree": "tree", "fresh": "fresh"}
+    assert {name: str(workspace / path) for name, path in expected.items()} == published
+    assert () == staging.discard() == staging.discard()
+    assert ["fresh", "new.txt", "old.txt", "tree"] == listing(workspace)
+    assert ("1", "2") == ((workspace / "old.txt").read_text(), (workspace / "new.txt").read_text())
+    assert ["a"] == listing(workspace / "tree")
+    assert "3" == (workspace / "tree" / "a" / "b").read_text()
+
+
+@pytest.mark.case("R51")
+def test_mode_owner_and_xattrs_are_carried_over(workspace: Path, stage: Stage) -> None:
+    """The new content has mode, owner and extended attributes of what it replaces; never its set-user-id bit."""
+    target = workspace / "a"
+    target.write_text("old")
+    os.chown(target, 1234, 2345)
+    target.chmod(0o4640)
+    os.setxattr(target, "user.note", b"kept")
+    staging = stage({"out": ("a", Output())})
+    fill(staging, {"out": "new"})
+    staging.inspect()
+    staging.publish()
+    found = target.stat()
+    assert (1234, 2345, 0o640) == (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+    assert b"kept" == os.getxattr(target, "user.note")
+    assert "new" == target.read_text()
+
+
+def test_a_directory_without_write_permission_is_exchanged_and_keeps_its_mode(workspace: Path, stage: Stage) -> None:
+    """A directory of mode 0555 is replaced by one of mode 0555, and a rollback gives the old one back as it was."""
+    target = workspace / "d"
+    target.mkdir()
+    (target / "x").write_text("old")
+    target.chmod(0o555)
+    before = snapshot(target)
+    staging = stage({"out": ("d", REPLACE_DIR), "new": ("n", Output(kind="dir"))})
+    fill(staging, {"out": {"y": "new"}, "new": {"z": ""}})
+    Path(staging.paths["new"]).chmod(0o500)
+    staging.inspect()
+    staging.publish()
+    assert 0o555 == stat.S_IMODE(target.stat().st_mode)
+    assert 0o500 == stat.S_IMODE((workspace / "n").stat().st_mode)
+    assert ["y"] == listing(target)
+    staging.roll_back()
+    assert before == snapshot(target)
+    assert not (workspace / "n").exists()
+
+
+def test_a_looping_reader_never_misses_the_target(workspace: Path, stage: Stage) -> None:
+    """While files and directories are replaced over and over, a reader always finds one whole version or the other."""
+    versions = {text * 20_000 for text in ("a", "b")}
+    (workspace / "f").write_text("a" * 20_000)
+    (workspace / "d").mkdir()
+    (workspace / "d" / "x").write_text("a" * 20_000)
+    done = threading.Event()
+    wrong: list[str] = []
+    reads = 0
+
+    def read() -> None:
+        nonlocal reads
+        while not done.is_set():
+            for path in ("f", "d/x"):
+                try:
+                    text = (workspace / path).read_text()
+                except OSError as error:
+                    wrong.append(repr(error))
+                else:
+                    reads += 1
+                    if text not in versions:
+                        wrong.append(f"{path}: {len(text)} characters")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for turn in range(100):
+            text = "ba"[turn % 2] * 20_000
+            staging = stage({"f": ("f", Output()), "d": ("d", REPLACE_DIR)})
+            fill(staging, {"f": text, "d": {"x": text}})
+            staging.inspect()
+            staging.publish()
+            if turn % 3 == 0:
+                staging.roll_back()
+            # The reader may have a directory open that is being discarded, as with any replacement; see below.
+            staging.close()
+    finally:
+        done.set()
+        reader.join()
+    assert [] == wrong
+    assert reads > 100
+    for left in workspace.glob(".ztrio-job-*"):
+        _remove(left)
+
+
+def _remove(place: Path) -> None:
+    for below in sorted(place.rglob("*"), reverse=True):
+        below.rmdir() if below.is_dir() else below.unlink()
+    place.rmdir()
+
+
+def edit_in_place(path: Path) -> None:
+    path.write_text("theirs")
+
+
+def edit_keeping_times(path: Path) -> None:
+    found = path.stat()
+    path.write_text("OLD")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def replace_file(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text("theirs")
+    other.rename(path)
+
+
+def touch(path: Path) -> None:
+    os.utime(path)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def become_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def become_symlink(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+
+
+EDITS: list[Callable[[Path], None]] = [
+    edit_in_place,
+    edit_keeping_times,
+    replace_file,
+    touch,
+    remove,
+    become_directory,
+    become_symlink,
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("when", ["while the tool runs", "right before the exchange"])
+def test_a_file_that_somebody_changed_meanwhile_is_kept(
+    workspace: Path, stage: Stage, edit: Callable[[Path], None], when: str
+) -> None:
+    """Whatever somebody does to the target while the tool runs, theirs is what stands there after the call."""
+    target = workspace / "a"
+    target.write_text("old")
+    (workspace / "first").write_text("first")
+    theirs: dict[str, object] = {}
+    first = snapshot(workspace / "first")
+
+    def somebody() -> None:
+        edit(target)
+        theirs.update(snapshot(target))
+
+    ops = FaultyOps("exchange", nth=4, then=somebody)  # 1 and 2 probe, 3 is for the other output
+    staging = stage({"first": ("first", Output()), "out": ("a", Output())}, ops=ops)
+    fill(staging, {"first": "new", "out": "ours"})
+    staging.inspect()
+    if when == "while the tool runs":
+        somebody()
+    with pytest.raises(OutputConflict) as caught:
+        staging.publish()
+    assert str(target) in caught.value.message
+    assert "kept" in caught.value.message
+    assert () == staging.roll_back()
+    assert theirs == snapshot(target)
+    assert first == snapshot(workspace / "first")
+
+
+@pytest.mark.parametrize("when", ["while the tool runs", "right before the rename"])
+def test_a_file_that_somebody_made_meanwhile_is_kept(workspace: Path, stage: Stage, when: str) -> None:
+    """A target that did not exist and does now is somebody's: a conflict, and theirs stays."""
+    target = workspace / "a"
+    ops = FaultyOps("move_new", nth=2, then=lambda: edit_in_place(target))
+    staging = stage({"out": ("a", Output())}, ops=ops)
+    fill(staging, {"out": "ours"})
+    staging.inspect()
+    if when == "while the tool runs":
+        edit_in_place(target)
+    with pytest.raises(OutputConflict):
+        staging.publish()
+    assert () == staging.roll_back()
+    assert "theirs" == target.read_text()
+
+
+def edit_entry(path: Path) -> None:
+    found = (path / "sub" / "x").stat()
+    (path / "sub" / "x").write_text("OLD")
+    os.utime(path / "sub" / "x", ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def add_entry(path: Path) -> None:
+    (path / "sub" / "new").write_text("")
+
+
+def chmod_entry(path: Path) -> None:
+    (path / "sub").chmod(0o711)
+
+
+def swap_directory(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.mkdir()
+
+
+@pytest.mark.parametrize("edit", [edit_entry, add_entry, chmod_entry, swap_directory])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_directory_that_somebody_changed_meanwhile_is_kept(
+    workspace: Path, stage: Stage, edit: Callable[[Path], None], early: bool
+) -> None:
+    """A change anywhere in a target directory is a conflict, even one that sets the modification time back."""
+    target = workspace / "d"
+    (target / "sub").mkdir(parents=True)
+    (target / "sub" / "x").write_text("old")
+    theirs: dict[str, object] = {}
+
+    def somebody() -> None:
+        edit(target)
+        theirs.update(snapshot(target))
+
+    staging = stage({"out": ("d", REPLACE_DIR)}, ops=FaultyOps("exchange", nth=2, then=somebody))
+    fill(staging, {"out": {"y": "ours"}})
+    staging.inspect()
+    if early:
+        somebody()
+    with pytest.raises(OutputConflict):
+        staging.publish()
+    assert () == staging.roll_back()
+    assert theirs == snapshot(target)
+
+
+@pytest.mark.parametrize("edit", [edit_in_place, edit_keeping_times, replace_file, touch, remove])
+def test_overwrite_replaces_what_somebody_changed(
+    workspace: Path, stage: Stage, edit: Callable[[Path], None]
+) -> None:
+    """With `on_conflict="overwrite"` ours wins; a rollback still gives back what was displaced."""
+    target = workspace / "a"
+    target.write_text("old")
+    staging = stage({"out": ("a", Output(on_conflict="overwrite")), "new": ("n", Output(on_conflict="overwrite"))})
+    fill(staging, {"out": "ours", "new": "ours"})
+    staging.inspect()
+    edit(target)
+    (workspace / "n").write_text("theirs")
+    theirs = snapshot(target), snapshot(workspace / "n")
+    staging.publish()
+    assert ("ours", "ours") == (target.read_text(), (workspace / "n").read_text())
+    assert () == staging.roll_back()
+    assert theirs == (snapshot(target), snapshot(workspace / "n"))
+
+
+@pytest.mark.parametrize("edit", [become_directory, become_symlink])
+def test_overwrite_never_replaces_another_kind(workspace: Path, stage: Stage, edit: Callable[[Path], None]) -> None:
+    """Even with `overwrite`, a symlink or directory that took the place of a file stays."""
+    target = workspace / "a"
+    target.write_text("old")
+    staging = stage({"out": ("a", Output(on_conflict="overwrite"))})
+    fill(staging, {"out": "ours"})
+    staging.inspect()
+    edit(target)
+    theirs = snapshot(target)
+    with pytest.raises(OutputConflict):
+        staging.publish()
+    staging.roll_back()
+    assert theirs == snapshot(target)
+
+
+def test_refuse_stands_until_the_end(workspace: Path, stage: Stage) -> None:
+    """With `existing="refuse"` a target that appears while the tool runs is not replaced, not even by `overwrite`."""
+    staging = stage({"out": ("a", Output(existing="refuse", on_conflict="overwrite"))})
+    fill(staging, {"out": "ours"})
+    staging.inspect()
+    (workspace / "a").write_text("theirs")
+    with pytest.raises(OutputConflict):
+        staging.publish()
+    assert "theirs" == (workspace / "a").read_text()
+
+
+@pytest.mark.case("R51")
+@pytest.mark.parametrize("replacement", ["directory", "link outside", "link inside", "nothing"])
+def test_a_swapped_parent_directory_is_refused(
+    workspace: Path, tmp_path: Path, stage: Stage, replacement: str
+) -> None:
+    """If the directory of a target is another one at publication, nothing is published, inside or outside."""
+    parent, elsewhere = workspace / "p" / "q", tmp_path / "elsewhere"
+    parent.mkdir(parents=True)
+    elsewhere.mkdir()
+    staging = stage({"out": ("p/q/a", Output(on_conflict="overwrite"))})
+    fill(staging, {"out": "ours"})
+    staging.inspect()
+    parent.rename(workspace / "p" / "moved")
+    if replacement == "directory":
+        parent.mkdir()
+    elif replacement != "nothing":
+        parent.symlink_to(elsewhere if replacement == "link outside" else "moved")
+    with pytest.raises(OutputConflict, match="directory"):
+        staging.publish()
+    assert () == staging.roll_back()
+    assert [] == listing(elsewhere)
+    assert [] == listing(workspace / "p" / "moved")
+
+
+def test_a_replaced_slot_is_refused(workspace: Path, stage: Stage) -> None:
+    """A worker that replaces or removes the directory of its output gets nothing published."""
+    for swap in (False, True):
+        staging = stage({"out": ("a", Output())})
+        slot = Path(staging.paths["out"]).parent
+        slot.rename(slot.with_name("moved"))
+        if swap:
+            slot.mkdir()
+            (slot / "a").write_text("x")
+        with pytest.raises(OutputRejected) as caught:
+            staging.inspect()
+        assert caught.value.code == "OUTPUT_UNSAFE"
+    assert not (workspace / "a").exists()
+
+
+def test_copy_in_starts_with_what_is_there(workspace: Path, stage: Stage) -> None:
+    """With `copy_in` the tool finds the target's content, modes and times in staging; what it changes is published."""
+    (workspace / "f").write_text("one\n")
+    (workspace / "f").chmod(0o640)
+    (workspace / "d" / "sub").mkdir(parents=True)
+    (workspace / "d" / "sub" / "x").write_text("x")
+    (workspace / "d" / "run").write_text("#!")
+    (workspace / "d" / "run").chmod(0o755)
+    (workspace / "d" / "sub").chmod(0o555)
+    os.utime(workspace / "d" / "run", ns=(1, 10**18))
+    os.setxattr(workspace / "d" / "run", "user.k", b"v")
+    policy = Output(existing="copy_in")
+    staging = stage(
+        {
+            "f": ("f", policy),
+            "d": ("d", Output(kind="dir", existing="copy_in")),
+            "absent": ("absent", Output(existing="copy_in", required=False)),
+        }
+    )
+    copied = Path(staging.paths["d"])
+    assert not Path(staging.paths["absent"]).exists()
+    for path in ("run", "sub", "sub/x", "."):
+        old, new = (workspace / "d" / path).stat(), (copied / path).stat()
+        assert (old.st_mode, old.st_mtime_ns) == (new.st_mode, new.st_mtime_ns)
+        assert old.st_ino != new.st_ino
+    assert b"v" == os.getxattr(copied / "run", "user.k")
+    with Path(staging.paths["f"]).open("a") as file:
+        file.write("two\n")
+    (copied / "new").write_text("")
+    staging.inspect()
+    staging.publish()
+    assert "one\ntwo\n" == (workspace / "f").read_text()
+    assert ["new", "run", "sub"] == listing(workspace / "d")
+    assert "x" == (workspace / "d" / "sub" / "x").read_text()
+
+
+def test_recovery_json_tells_phases_targets_and_identities(workspace: Path, stage: Stage) -> None:
+    """`recovery.json` is private and holds the phase, the facts given, and both identities before anything moves."""
+    (workspace / "a").write_text("old")
+    old = (workspace / "a").stat().st_ino
+    seen: list[dict[str, object]] = []
+    record = workspace / ".ztrio-job-t1" / "recovery.json"
+    ops = FaultyOps("exchange", nth=2, then=lambda: seen.append(json.loads(record.read_text())))
+    staging = stage({"out": ("a", Output())}, ops=ops)
+    assert 0o600 == stat.S_IMODE(record.stat().st_mode)
+    assert 0o700 == stat.S_IMODE(record.parent.stat().st_mode)
+    staging.record("worker_running", worker_pid=4711)
+    fill(staging, {"out": "new"})
+    new = Path(staging.paths["out"]).stat().st_ino
+    staging.inspect()
+    staging.publish()
+    assert "publishing_outputs" == seen[0]["phase"]
+    staging.record("committing_state")
+    staging.record("committed")
+    found = json.loads(record.read_text())
+    phases = ["preparing", "worker_running", "publishing_outputs", "committing_state", "committed"]
+    assert phases == list(found["phases"])
+    assert ("committed", "test", 4711, "t1") == tuple(found[key] for key in ("phase", "tool", "worker_pid", "job_id"))
+    output = found["outputs"][0]
+    assert (old, new) == (output["old"]["inode"], output["new"]["inode"])
+    assert (str(workspace / "a"), "0644") == (output["target"], output["old_mode"])
+    with pytest.raises(ValueError, match="nonsense"):
+        staging.record("nonsense")
+    staging.discard()
+    with pytest.raises(RuntimeError):
+        staging.record("committed")
+
+
+def test_public_replaces_staging_paths_everywhere(workspace: Path, stage: Stage) -> None:
+    """Staging paths, absolute, relative to the workspace or quoted, become public ones in strings and keys."""
+    staging = stage({"out": ("a b", Output(kind="dir")), "o2": ("c", Output())})
+    path, other = staging.paths["out"], staging.paths["o2"]
+    public = str(workspace / "a b")
+    value = {
+        path: [f"wrote {path}/x and {other}!", 1, None, True, 1.5],
+        "relative": os.path.relpath(path, workspace) + "/y",
+        "uri": Path(path).as_uri(),
+        "tuple": (path,),
+        "untouched": "/elsewhere/0/a b",
+    }
+    expected = {
+        public: [f"wrote {public}/x and {workspace / 'c'}!", 1, None, True, 1.5],
+        "relative": f"{public}/y",
+        "uri": Path(public).as_uri(),
+        "tuple": [public],
+        "untouched": "/elsewhere/0/a b",
+    }
+    assert expected == staging.public(value)
+
+
+def test_identity_survives_a_rename_and_differs_for_another_file(workspace: Path) -> None:
+    """The identity of a file stays when it is renamed and changed; a file in its place has another."""
+    ops = FaultyOps()
+    fd = os.open(workspace, os.O_RDONLY)
+    try:
+        (workspace / "a").write_text("")
+        first = ops.stat(fd, "a")
+        (workspace / "a").rename(workspace / "b")
+        (workspace / "b").write_text("changed")
+        (workspace / "a").write_text("")
+        second, third = ops.stat(fd, "b"), ops.stat(fd, "a")
+        assert first is not None and second is not None and third is not None
+        assert first.identity == second.identity != third.identity
+        assert Identity((workspace / "b").stat().st_ino, first.identity.born_ns) == first.identity
+        assert first.identity.born_ns is not None
+        assert ops.stat(fd, "missing") is None
+        with pytest.raises(NotADirectoryError):
+            ops.stat(fd, "a/x")
+    finally:
+        os.close(fd)

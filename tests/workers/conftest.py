@@ -1,0 +1,25 @@
+"""A backend and a worker for each test; what they leave behind is found by the fixture of all tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.workers.support import settings
+from ztrio.workers.backend import Backend, Worker
+from ztrio.workers.spawn import open_spawn_backend
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    """A backend that keeps nothing ready."""
+    async with open_spawn_backend(settings(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def worker(backend: Backend) -> Worker:
+    """A ready worker; the backend ends it if the test does not."""
+    with trio.fail_after(20):
+        return await backend.acquire()

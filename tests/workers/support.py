@@ -1,0 +1,85 @@
+"""What the worker tests share: settings, requests, and a look at who is alive."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ztrio.plain import encode
+from ztrio.testing.leaks import processes
+from ztrio.workers.backend import BackendSettings
+from ztrio.workers.process import WorkerProcess
+from ztrio.workers.wire import Request
+
+TOOLS = ("tools_for_workers", str(Path(__file__).with_name("tools_for_workers.py")))
+BOUND = 5.0
+
+
+def settings(workspace: Path, **changes: Any) -> BackendSettings:
+    """Settings for the tools of these tests; nothing is prewarmed unless the test says so."""
+    options: dict[str, Any] = {"modules": (TOOLS,), "functions": (), "workspace": str(workspace), "prewarmed": 0}
+    return BackendSettings(**{**options, **changes})
+
+
+def request(workspace: Path, function: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Request:
+    """A request for one of the tools."""
+    tmp = workspace / "tmp"
+    tmp.mkdir(exist_ok=True)
+    options: dict[str, Any] = {
+        "job_id": "job-1",
+        "tool": function,
+        "module": TOOLS,
+        "function": function,
+        "arguments": encode(arguments or {}),
+        "session": encode({}),
+        "session_name": "default",
+        "principal": "local",
+        "request_id": encode(None),
+        "workspace": str(workspace),
+        "tmp": str(tmp),
+        "env": {},
+        "read_only": False,
+        "max_result": 100_000,
+        "max_state": 100_000,
+    }
+    return Request(**{**options, **changes})
+
+
+class Reports(list[tuple[float, float | None, str | None]]):
+    """Collects progress; `first` is set with the first of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = trio.Event()
+
+    def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        self.append((progress, total, message))
+        self.first.set()
+
+
+async def begin(worker: WorkerProcess, sent: Request) -> Reports:
+    """Send a request to a tool that does not end, and wait for its first progress."""
+    reports = Reports()
+    await worker.send_request(sent)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.receive, reports)
+        await reports.first.wait()
+        nursery.cancel_scope.cancel()
+    return reports
+
+
+def group(pid: int) -> set[int]:
+    """The live members of a process group, seen with other eyes than the product's."""
+    return {info.pid for info in processes().values() if info.group == pid and info.state not in "ZX"}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    info = processes().get(pid)
+    return info is not None and info.state not in "ZX"
+
+
+def child_pids() -> set[int]:
+    """Our children, zombies too."""
+    return {info.pid for info in processes().values() if info.parent == os.getpid()}

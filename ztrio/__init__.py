@@ -1,0 +1,92 @@
+"""ztrio: a Trio runtime in which the end of a tool call says what became of its effects.
+
+Layers, each importing only what stands below it:
+
+    supervisor                          open_supervisor, Supervisor
+    admission                           allow or refuse
+    execution, reads, session_tools     one call, from the queue to its terminal event
+    commit, ending                      what decides its effects
+    jobs                                a call in flight
+    publication, workers, store, sessions, limits, audit_file, policy
+    loading, tools, schema, policies, audit
+    calls, errors, plain                pure: no trio
+"""
+
+from ztrio.audit import AuditBus, AuditEvent
+from ztrio.calls import LOCAL, CallContext, CallResult, Cause, Outcome, Principal, View
+from ztrio.errors import (
+    Busy,
+    CommitFailed,
+    InvalidArguments,
+    LimitExceeded,
+    OutputConflict,
+    OutputRefused,
+    OutputRejected,
+    PermissionDenied,
+    QueueFull,
+    QueueTimeout,
+    SessionDestroyedError,
+    SessionNotFound,
+    ShuttingDown,
+    StoreUnavailable,
+    ToolboxError,
+    ToolError,
+    ToolTimeout,
+    Unresolved,
+    UnsupportedPlatform,
+    WorkerFailed,
+    ZtrioError,
+)
+from ztrio.jobs import Settings
+from ztrio.loading import load_toolbox
+from ztrio.policies import Input, Output
+from ztrio.policy import Policy, allow
+from ztrio.store import MemoryStore, Store
+from ztrio.supervisor import Supervisor, open_supervisor
+from ztrio.tools import Capability, Toolbox, ToolContext
+
+__all__ = [
+    "LOCAL",
+    "AuditBus",
+    "AuditEvent",
+    "Busy",
+    "CallContext",
+    "CallResult",
+    "Capability",
+    "Cause",
+    "CommitFailed",
+    "Input",
+    "InvalidArguments",
+    "LimitExceeded",
+    "MemoryStore",
+    "Outcome",
+    "Output",
+    "OutputConflict",
+    "OutputRefused",
+    "OutputRejected",
+    "PermissionDenied",
+    "Policy",
+    "Principal",
+    "QueueFull",
+    "QueueTimeout",
+    "SessionDestroyedError",
+    "SessionNotFound",
+    "Settings",
+    "ShuttingDown",
+    "Store",
+    "StoreUnavailable",
+    "Supervisor",
+    "ToolContext",
+    "ToolError",
+    "ToolTimeout",
+    "Toolbox",
+    "ToolboxError",
+    "Unresolved",
+    "UnsupportedPlatform",
+    "View",
+    "WorkerFailed",
+    "ZtrioError",
+    "allow",
+    "load_toolbox",
+    "open_supervisor",
+]

@@ -1,0 +1,281 @@
+"""Allow or refuse: everything that is decided about a call before it waits for anything.
+
+All of it is synchronous, from the first check to the place in the ticket table, so that calls are served in the
+order in which they were made. The few metadata system calls that find a target's canonical path are made here for
+the same reason: a thread hop would let a later call of the same session overtake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from ztrio.audit import AuditEvent
+from ztrio.calls import CallContext, ProgressCallback, new_id
+from ztrio.errors import (
+    InvalidArguments,
+    Outcome,
+    PermissionDenied,
+    QueueFull,
+    ShuttingDown,
+    StoreUnavailable,
+    ZtrioError,
+)
+from ztrio.execution import Execution
+from ztrio.jobs import Job, Runtime
+from ztrio.limits import Key
+from ztrio.plain import digest
+from ztrio.policy import Policy
+from ztrio.publication.targets import Target, refuse_overlap, resolve_input, resolve_output
+from ztrio.reads import Read
+from ztrio.session_tools import SESSION_TOOLS, SessionCall
+from ztrio.sessions import check_name
+from ztrio.store import JobRow
+from ztrio.tools import Capability, Tool, Toolbox
+
+__all__ = ["Admission", "Runnable", "ToolDescription"]
+
+
+class Runnable(Protocol):
+    """What runs a job to its end."""
+
+    async def run(self) -> None:
+        """Run it."""
+
+
+@attrs.frozen
+class ToolDescription:
+    """A tool as clients see it.
+
+    Args:
+        name: Its name.
+        title: A short name for people, or None.
+        description: What it does.
+        capability: `read`, `write` or `destructive`.
+        input_schema: JSON Schema of the arguments.
+        output_schema: JSON Schema of the structured result, or None.
+    """
+
+    name: str
+    title: str | None
+    description: str
+    capability: Capability
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None
+
+
+class Admission:
+    """Decides about calls and knows those in flight.
+
+    Args:
+        toolbox: The tools.
+        runtime: What the calls share.
+        policy: Who may use what, or None for everybody everything.
+
+    Attributes:
+        jobs: Call id → call, for calls accepted and not settled.
+    """
+
+    def __init__(self, toolbox: Toolbox, runtime: Runtime, policy: Policy | None) -> None:
+        self._toolbox = toolbox
+        self._runtime = runtime
+        self._policy = policy
+        self.jobs: dict[str, Job] = {}
+        # Calls whose task is running; unresolved ones may stay in `jobs` without one.
+        self._active = 0
+        self._idle = trio.Event()
+
+    def describe_tools(self) -> list[ToolDescription]:
+        """Every tool with its schemas, the session tools last."""
+        described = [
+            ToolDescription(
+                tool.name,
+                tool.title,
+                tool.description,
+                tool.capability,
+                tool.schema.input_schema,
+                tool.schema.output_schema,
+            )
+            for tool in (*self._toolbox, *SESSION_TOOLS.values())
+        ]
+        for tool in described:
+            if tool.name in ("session_open", "session_list"):
+                del tool.input_schema["properties"]["session"]
+        return described
+
+    def admit(
+        self,
+        tool_name: str,
+        arguments: Mapping[str, Any],
+        *,
+        session: str,
+        timeout: float | None,
+        queue_timeout: float | None,
+        context: CallContext,
+        on_progress: ProgressCallback | None,
+        capped: bool,
+        closing: bool,
+    ) -> tuple[Job, JobRow]:
+        """Accept a call and give it its place in the queue, or refuse it. See `Supervisor.call`.
+
+        Raises:
+            ZtrioError: refused; the refusal is in the audit and nothing else has changed.
+        """
+        job_id = new_id("job_")
+        tool = self._toolbox.get(tool_name) or SESSION_TOOLS.get(tool_name)
+        try:
+            if closing:
+                raise ShuttingDown("The supervisor is closing. Nothing ran; call it when it is back.")
+            if tool is None:
+                raise InvalidArguments(f"There is no tool {tool_name!r}. Nothing ran; list the tools.")
+            self._permit(tool, context)
+            check_name(self._runtime.store.secret, context.principal.id, session)
+            values = tool.schema.validate(arguments)
+            seconds = _limit("timeout", timeout, tool.timeout, tool.max_timeout if capped else math.inf)
+            patience = _limit("queue_timeout", queue_timeout, tool.queue_timeout, math.inf)
+            targets, values = self._resolve(tool, values)
+            self._have_room(tool)
+        except ZtrioError as error:
+            self._deny(job_id, tool_name, tool, session, context, error)
+            raise
+        return self._accept(job_id, tool, context, session, values, targets, seconds, patience, on_progress)
+
+    def execution(self, job: Job, row: JobRow) -> Runnable:
+        """What runs this job to its end."""
+        if job.tool.name in SESSION_TOOLS:
+            return SessionCall(self._runtime, job, row)
+        if job.tool.in_worker:
+            return Execution(self._runtime, job, row)
+        return Read(self._runtime, job, row)
+
+    def forget(self, job: Job, *, settled: bool) -> None:
+        """The task of this job has ended. A call that is not settled stays known: it still holds its keys."""
+        self._active -= 1
+        if settled:
+            del self.jobs[job.id]
+        if not self._active:
+            self._idle.set()
+            self._idle = trio.Event()
+
+    async def wait_idle(self) -> None:
+        """Wait until no job's task is running."""
+        while self._active:
+            await self._idle.wait()
+
+    def _permit(self, tool: Tool, context: CallContext) -> None:
+        reason = None if self._policy is None else self._policy(context, tool)
+        if reason is not None:
+            raise PermissionDenied(f"{tool.name}: {reason}. Nothing ran; ask the operator.")
+
+    def _have_room(self, tool: Tool) -> None:
+        unavailable = self._runtime.audit.unavailable
+        if unavailable is not None and tool.capability is not Capability.READ:
+            raise StoreUnavailable(f"Mutating calls are refused, because {unavailable}. Nothing ran; reads go on.")
+        admitted = self._runtime.settings.admitted
+        if len(self.jobs) >= admitted:
+            raise QueueFull(f"{admitted} calls are queued or running already. Nothing ran; repeat later.")
+
+    def _resolve(self, tool: Tool, values: dict[str, Any]) -> tuple[tuple[Target, ...], dict[str, Any]]:
+        """The targets, and the arguments with input paths made absolute."""
+        workspace, parameters = self._runtime.workspace, tool.parameters
+        targets, resolved = [], dict(values)
+        for name, raw in tool.schema.path_arguments(values).items():
+            if name in parameters.outputs:
+                targets.append(resolve_output(workspace, name, raw, parameters.outputs[name]))
+            else:
+                resolved[name] = str(resolve_input(workspace, name, raw, parameters.inputs[name]))
+        refuse_overlap(targets)
+        return tuple(targets), resolved
+
+    def _accept(
+        self,
+        job_id: str,
+        tool: Tool,
+        context: CallContext,
+        session: str,
+        values: dict[str, Any],
+        targets: tuple[Target, ...],
+        seconds: float,
+        patience: float,
+        on_progress: ProgressCallback | None,
+    ) -> tuple[Job, JobRow]:
+        runtime = self._runtime
+        principal = context.principal.id
+        job = Job(
+            id=job_id,
+            tool=tool,
+            context=context,
+            session=session,
+            arguments=values,
+            targets=targets,
+            timeout=seconds,
+            queue_timeout=patience,
+            on_progress=on_progress,
+            allowed_at=trio.current_time(),
+            ticket=runtime.tickets.enter(job_id, _keys(tool, principal, session, targets)),
+            pin=runtime.pins.pin(principal, session),
+        )
+        self.jobs[job_id] = job
+        self._active += 1
+        paths = {target.parameter: str(target.path) for target in targets}
+        event = runtime.audit.publish(
+            job.event(
+                "allow",
+                argument_digest=digest({"arguments": values, "session": session}),
+                arguments=values if runtime.settings.audit_arguments else None,
+                targets=tuple(paths.values()) or None,
+            )
+        )
+        row = JobRow(
+            job_id=job_id,
+            principal=principal,
+            tool=tool.name,
+            session=session,
+            capability=str(tool.capability),
+            phase="queued",
+            outcome=None,
+            targets=paths,
+            created_at=event.time,
+        )
+        return job, row
+
+    def _deny(
+        self, job_id: str, name: str, tool: Tool | None, session: object, context: CallContext, error: ZtrioError
+    ) -> None:
+        error.job_id, error.outcome = job_id, Outcome.NOT_STARTED
+        self._runtime.audit.publish(
+            AuditEvent(
+                event="deny",
+                execution_job_id=job_id,
+                tool=name,
+                session=session if isinstance(session, str) else None,
+                principal=context.principal.id,
+                request_id=context.request_id,
+                surface=context.surface,
+                capability=None if tool is None else str(tool.capability),
+                code=error.code,
+                reason=error.message,
+                outcome=Outcome.NOT_STARTED,
+            )
+        )
+
+
+def _keys(tool: Tool, principal: str, session: str, targets: tuple[Target, ...]) -> list[Key]:
+    """What the call must have for itself: nothing for a read or a new session, else the session and the targets."""
+    if tool.capability is Capability.READ or tool.name == "session_open":
+        return []
+    return [("session", principal, session), *(target.key for target in targets)]
+
+
+def _limit(name: str, asked: float | None, default: float, most: float) -> float:
+    if asked is None:
+        return default
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked) or asked <= 0:
+        raise InvalidArguments(f"{name} must be a finite number of seconds above 0, not {asked!r}. Nothing ran.")
+    if asked > most:
+        raise InvalidArguments(f"{name} is {asked:g} s, at most {most:g} s are allowed. Nothing ran.")
+    return float(asked)

@@ -1,0 +1,84 @@
+"""The audit as JSON lines in a file: one event a line, appended, readable by its owner only.
+
+The file is a durable subscriber: it loses nothing, and when it falls behind new calls wait. When it cannot be
+written, new mutating calls are refused and running ones roll back, until a write succeeds again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from ztrio.audit import AuditBus, AuditEvent, Subscription
+from ztrio.errors import StoreUnavailable
+
+__all__ = ["AuditFile"]
+
+_RETRY: Final = 0.5  # seconds between attempts to write to a file that failed
+_BATCH: Final = 256  # events written at once at the most
+
+
+@attrs.define
+class AuditFile:
+    """Appends events to `path`.
+
+    Args:
+        path: The file; made with mode 0600, its folder with 0700, if they are not there.
+    """
+
+    path: Path
+    _fd: int = -1
+
+    def open(self) -> None:
+        """Open the file for appending; a torn last line, from a crash, is ended first.
+
+        Raises:
+            StoreUnavailable: it cannot be opened.
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                os.write(self._fd, b"\n")
+        except OSError as error:
+            self.close()
+            raise StoreUnavailable(f"The audit file {self.path} cannot be opened: {error}. Nothing ran.") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def write_all(self, bus: AuditBus, events: Subscription) -> None:
+        """Append every event of a durable subscription until the bus is closed."""
+        try:
+            async for first in events:
+                batch = [first]
+                while len(batch) < _BATCH:
+                    try:
+                        batch.append(events.receive_nowait())
+                    except (trio.WouldBlock, trio.EndOfChannel):
+                        break
+                await self._write(bus, batch)
+        finally:
+            self.close()
+
+    async def _write(self, bus: AuditBus, batch: Sequence[AuditEvent]) -> None:
+        lines = "".join(json.dumps(event.as_dict(), ensure_ascii=False) + "\n" for event in batch).encode()
+        done = 0
+        while done < len(lines):
+            try:
+                done += await trio.to_thread.run_sync(os.write, self._fd, lines[done:])
+            except OSError as error:
+                bus.mark_unavailable("audit file", f"the audit file cannot be written: {error}")
+                await trio.sleep(_RETRY)
+            else:
+                bus.mark_available("audit file")

@@ -1,0 +1,238 @@
+"""From the proof of death to the answer: publish and commit, or put everything back.
+
+One rule decides every failure here: before the store's transaction is issued everything goes back, whatever the class
+of the exception; after it returned, only forward. In between, when the transaction raised, nobody knows: a failed
+COMMIT may turn out committed after a restart. So a durable `abort` must succeed before any file moves back; if it
+does not, nothing is touched and the call is unresolved.
+
+The answer has a bound, the work has none: a thread in a system call cannot be stopped, and rolling back beside it
+would be worse than waiting. When the bound runs out the caller gets `Unresolved("commit_unconfirmed")`, this task
+goes on, and only when it has settled are the locks released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import trio
+
+from ztrio.audit import AuditEvent
+from ztrio.ending import finish, reasons
+from ztrio.errors import CommitFailed, Outcome, Unresolved, WorkerFailed, ZtrioError
+from ztrio.jobs import Job, Runtime
+from ztrio.plain import NotPlain, decode
+from ztrio.publication.staging import Staging
+from ztrio.store import EMPTY_STATE, JobEnd, SessionRow, SessionWrite
+from ztrio.workers.backend import Proof
+from ztrio.workers.wire import Result
+
+__all__ = ["Committer", "result_value"]
+
+
+class Committer:
+    """Owns the files and locks of one call once its worker is dead.
+
+    Args:
+        runtime: What the calls of the supervisor share.
+        job: The call; its `deciding` is set.
+        staging: Its staging area.
+        session: The session as it was read, or None.
+        proof: The worker's proof of death.
+
+    Attributes:
+        unresolved: Nobody knows the outcome: files, locks and staging stay as they are.
+    """
+
+    def __init__(self, runtime: Runtime, job: Job, staging: Staging, session: SessionRow | None, proof: Proof) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._staging = staging
+        self._session = session
+        self._facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
+        self.unresolved = False
+
+    async def commit(self, reply: Result) -> None:
+        """Publish, commit, answer; or undo and answer with the error."""
+        overdue = trio.CancelScope()
+        self._runtime.nursery.start_soon(self._answer_when_overdue, overdue)
+        try:
+            value, targets, event = await self._commit(reply)
+        except ZtrioError as error:
+            await self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the rule: whatever the class, everything goes back
+            await self._fail(_commit_failed(error))
+        except BaseException as error:
+            await self._fail(_commit_failed(error))  # noqa: ASYNC102 - `Job.settling` is the shield
+            raise
+        else:
+            # Committed: from here on only forward.
+            if not self._runtime.store.durable:
+                # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
+                with contextlib.suppress(OSError):
+                    await self._runtime.blocking(self._staging.record, "committed")
+            if self._job.answered.is_set():
+                event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
+            self._runtime.audit.deliver(event)
+            self._job.succeed(value, Outcome.COMMITTED, targets)
+        finally:
+            overdue.cancel()
+
+    async def _commit(self, reply: Result) -> tuple[Any, Mapping[str, str], AuditEvent]:
+        job, runtime, staging = self._job, self._runtime, self._staging
+        value = result_value(staging, reply)
+        await runtime.blocking(staging.inspect)
+        await runtime.store.advance(job.id, "publishing_outputs")
+        targets: Mapping[str, str] = await runtime.blocking(staging.publish)
+        await runtime.store.advance(job.id, "committing_state")
+        event = runtime.audit.stamp(
+            job.event(
+                self._terminal("commit"),
+                outcome=Outcome.COMMITTED,
+                targets=tuple(targets.values()),
+                **self._facts,
+            )
+        )
+        end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._session_write(reply))
+        try:
+            await runtime.store.finish(end)
+        except BaseException:
+            await self._abort()  # noqa: ASYNC102 - `Job.settling` is the shield
+            raise
+        return value, targets, event
+
+    async def undo(self, error: ZtrioError, *, killed: bool) -> None:
+        """The call did not succeed: put everything back and answer with `error`.
+
+        Args:
+            error: Why; its event was published.
+            killed: Whether the worker was stopped in the middle, as opposed to telling that the tool raised.
+        """
+        if killed:
+            self._runtime.audit.publish(self._job.event("worker_terminated", **self._facts))
+        await self._roll_back(error, external=killed and self._job.tool.effects == "external")
+
+    async def _fail(self, error: ZtrioError) -> None:
+        """The commit did not happen."""
+        if self.unresolved:
+            self._unresolve(
+                Unresolved(
+                    "The store failed in the middle of the commit and cannot say whether it happened. Files stay "
+                    "published and locked; look at the targets before repeating.",
+                    reason="commit_unconfirmed",
+                )
+            )
+            self._runtime.audit.mark_unavailable("commit", "a commit could be neither confirmed nor aborted")
+            return
+        audit, job = self._runtime.audit, self._job
+        audit.publish(job.event("error", **reasons(job, error)))
+        audit.publish(job.event("worker_terminated", **self._facts))
+        await self._roll_back(error, external=False)
+
+    async def _abort(self) -> None:
+        try:
+            await self._runtime.store.abort(self._job.id)
+        except Exception:  # noqa: BLE001 - any failure means the same: nobody can tell
+            self.unresolved = True
+
+    async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
+        try:
+            kept: tuple[str, ...] = await self._runtime.blocking(self._staging.roll_back)
+        except Exception as failure:  # noqa: BLE001 - whatever kept the files from going back, their state is unknown
+            self.unresolved = True
+            self._unresolve(
+                Unresolved(
+                    f"Putting the files back failed ({type(failure).__name__}: {failure}). The originals are in the "
+                    "job directory; the targets stay locked. Look at them before repeating.",
+                    reason="commit_unconfirmed",
+                    targets=[str(target.path) for target in self._job.targets],
+                )
+            )
+            return
+        if kept:
+            error.details["kept"] = list(kept)
+        if external:
+            await self._end("unresolved", Outcome.UNRESOLVED, reason="external_effects")
+            self._job.fail(_external(error), Outcome.UNRESOLVED)
+            return
+        await self._end("rollback", Outcome.ROLLED_BACK, kept=kept or None)
+        self._job.fail(error, Outcome.ROLLED_BACK)
+
+    async def _end(self, name: str, outcome: Outcome, **facts: Any) -> None:
+        await finish(
+            self._runtime, self._job, self._terminal(name), outcome, cause=self._job.cause.text, **self._facts, **facts
+        )
+
+    def _terminal(self, name: str) -> str:
+        """The name of the terminal event: an unresolved call is settled, not ended a second time."""
+        return "settled" if self._job.answered.is_set() else name
+
+    async def _answer_when_overdue(self, overdue: trio.CancelScope) -> None:
+        with overdue:
+            await trio.sleep(self._runtime.settings.commit_bound)
+            self._unresolve(
+                Unresolved(
+                    f"The commit has not ended within {self._runtime.settings.commit_bound:g} s and goes on. Ask for "
+                    "the outcome of this job before repeating.",
+                    reason="commit_unconfirmed",
+                )
+            )
+
+    def _unresolve(self, error: Unresolved) -> None:
+        job = self._job
+        if job.answered.is_set():
+            return
+        self._runtime.audit.publish(
+            job.event("unresolved", code=error.code, reason=error.reason, outcome=Outcome.UNRESOLVED, **self._facts)
+        )
+        job.fail(error, Outcome.UNRESOLVED)
+
+    def _session_write(self, reply: Result) -> SessionWrite | None:
+        state = reply.session
+        if state is None and self._session is None:
+            state = EMPTY_STATE  # the first commit under a name opens the session
+        if state is None:
+            return None
+        return SessionWrite(
+            principal=self._job.context.principal.id,
+            name=self._job.session,
+            incarnation=None if self._session is None else self._session.incarnation,
+            version=0 if self._session is None else self._session.version,
+            state=state,
+        )
+
+
+def result_value(staging: Staging, reply: Result) -> Any:
+    """The tool's return value with staged paths made public.
+
+    Raises:
+        WorkerFailed: WORKER_PROTOCOL_ERROR, the worker sent something that is no encoded value.
+    """
+    try:
+        if reply.session is not None:
+            decode(reply.session)
+        return staging.public(decode(reply.value))
+    except NotPlain as error:
+        raise WorkerFailed(
+            f"The worker's result does not decode ({error}). Nothing was published.", code="WORKER_PROTOCOL_ERROR"
+        ) from error
+
+
+def _commit_failed(error: BaseException) -> ZtrioError:
+    failure = CommitFailed(
+        f"The commit failed ({type(error).__name__}: {error}). Files and session state are as they were before "
+        "the call; it is safe to repeat."
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _external(error: ZtrioError) -> Unresolved:
+    return Unresolved(
+        f"{error.message} Files and session state were rolled back, but the tool has effects elsewhere that may or "
+        "may not have happened. Check there before repeating.",
+        reason="external_effects",
+        stopped_by=error.code,
+    )

@@ -1,0 +1,359 @@
+"""One call that runs in a worker, from the queue to its terminal event.
+
+The shape is: a stretch that may be interrupted, then one that may not. `_until_result` queues, prepares, starts the
+worker and waits for its result, inside `Job.scope`. Whatever ends it (a result, a failure, a stop), `_settle` follows
+exactly once: prove that the worker and all it started are dead, then commit or undo, answer, release, clean up.
+Nothing is published before the proof, on success too: a descendant that still runs could change what was inspected.
+
+    success        allow → start → commit
+    timeout        allow → start → timeout → worker_terminated → rollback
+    cancellation   allow → start → cancel → worker_terminated → rollback
+    tool raised    allow → start → error → rollback
+    worker died, protocol, conflict, commit failed     allow → start → error → worker_terminated → rollback
+    not started    allow → cancel | queue_timeout | deny(code)
+    isolated read  allow → completed | error
+    unresolved     … → unresolved, then once settled(outcome) if it can be settled
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from ztrio.commit import Committer, result_value
+from ztrio.ending import finish, reasons, stop_error
+from ztrio.errors import (
+    CommitFailed,
+    LimitExceeded,
+    Outcome,
+    OutputRefused,
+    SessionDestroyedError,
+    StoreUnavailable,
+    ToolError,
+    Unresolved,
+    WorkerFailed,
+    ZtrioError,
+)
+from ztrio.jobs import Job, Runtime
+from ztrio.loading import function_ref
+from ztrio.plain import encode
+from ztrio.publication.staging import Staging
+from ztrio.sessions import HANDLE_PREFIX
+from ztrio.store import EMPTY_STATE, JobRow, SessionRow
+from ztrio.workers.backend import Proof, Worker
+from ztrio.workers.wire import Failure, Request, Result
+
+__all__ = ["Execution"]
+
+
+class Execution:
+    """Runs one job. Made for one `run`.
+
+    Args:
+        runtime: What the calls of the supervisor share.
+        job: The call, allowed and with its place in the ticket table.
+        row: How the store remembers it.
+    """
+
+    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._row = row
+        self._session: SessionRow | None = None
+        self._staging: Staging | None = None
+        self._worker: Worker | None = None
+        # Whether a worker slot is held; given back when the worker is proven dead.
+        self._slot = False
+        # Whether `start` was published: from then on the tool may have run.
+        self._started = False
+        # What the worker sent last.
+        self._reply: Result | Failure | None = None
+        # Why the call does not succeed; the first reason stands.
+        self._error: ZtrioError | None = None
+        # Whether the event that says why was published.
+        self._announced = False
+
+    async def run(self) -> None:
+        """Run the call to its end; its answer is in the job. Raises only what is no `Exception`."""
+        try:
+            with self._job.scope:
+                self._reply = await self._until_result()
+        except ZtrioError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - whatever fails here, the call must still end in one known state
+            self._error = _unexpected(error)
+        finally:
+            try:
+                with self._job.settling:
+                    await self._settle()  # noqa: ASYNC102 - `settling` is the shield
+                    await self._clean_up()  # noqa: ASYNC102 - the same
+            finally:
+                self._never_silent()
+
+    # ---- until the result: may be interrupted
+
+    async def _until_result(self) -> Result | Failure | None:
+        job = self._job
+        with trio.move_on_after(job.queue_timeout) as waiting:
+            await self._stored(self._runtime.store.insert_job, self._row)
+            await job.ticket.wait()
+            await self._runtime.slots.acquire_on_behalf_of(job)
+            self._slot = True
+        if waiting.cancelled_caught:
+            job.stop("queue_timeout")
+            return None
+        await self._prepare()
+        await self._start()
+        return await self._run_tool()
+
+    async def _prepare(self) -> None:
+        job, runtime = self._job, self._runtime
+        if job.pin.destroyed:
+            raise SessionDestroyedError(
+                f"Session {job.session!r} was destroyed while the call waited. Nothing ran; open a new session."
+            )
+        self._session = await self._stored(runtime.store.session, job.context.principal.id, job.session)
+        if self._session is None and job.session.startswith(HANDLE_PREFIX):
+            raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
+        label = {"tool": job.tool.name, "session": job.session, "principal": job.context.principal.id}
+        await self._advance("preparing")
+        try:
+            self._staging = await runtime.blocking(_prepare, runtime, job, label)
+        except OSError as error:
+            raise OutputRefused(
+                f"The staging area cannot be made: {error}. Nothing ran.", code="OUTPUT_NOT_WRITABLE"
+            ) from error
+
+    async def _start(self) -> None:
+        job, runtime = self._job, self._runtime
+        assert self._staging is not None
+        self._worker = worker = await runtime.backend.acquire()
+        await self._advance("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+        await runtime.blocking(_record_worker, self._staging, worker)
+        self._started = True
+        if not job.reads_only:
+            runtime.audit.publish(job.event("start", pid=worker.pid, targets=_targets(job)))
+        with trio.move_on_after(runtime.settings.start_bound) as starting:
+            await worker.send_request(self._request(self._staging))
+        if starting.cancelled_caught:
+            raise WorkerFailed(
+                f"The worker did not take the call within {runtime.settings.start_bound} s and was killed. "
+                "Nothing was published; repeat the call.",
+                code="WORKER_START_FAILED",
+            )
+
+    def _request(self, staging: Staging) -> Request:
+        job = self._job
+        ref = function_ref(job.tool.function)
+        return Request(
+            job_id=job.id,
+            tool=job.tool.name,
+            module=(ref.module.name, ref.module.file),
+            function=ref.name,
+            arguments=encode({**job.arguments, **staging.paths}),
+            session=EMPTY_STATE if self._session is None else self._session.state,
+            session_name=job.session,
+            principal=job.context.principal.id,
+            request_id=encode(job.context.request_id),
+            workspace=str(self._runtime.workspace),
+            tmp=str(staging.tmp),
+            env=job.tool.environment(),
+            read_only=job.reads_only,
+            max_result=self._runtime.settings.max_result,
+            max_state=self._runtime.settings.max_state,
+        )
+
+    async def _run_tool(self) -> Result | Failure | None:
+        assert self._worker is not None
+        with trio.move_on_after(self._job.timeout) as running:
+            return await self._worker.receive(self._job.progress)
+        if running.cancelled_caught:
+            self._job.stop("timeout")
+        return None
+
+    async def _stored(self, operation: Any, *args: Any, **facts: Any) -> Any:
+        try:
+            return await operation(*args, **facts)
+        except Exception as error:
+            raise StoreUnavailable(
+                f"The store failed ({type(error).__name__}: {error}). Nothing was published; repeat when it works."
+            ) from error
+
+    async def _advance(self, phase: str, **facts: Any) -> None:
+        await self._stored(self._runtime.store.advance, self._job.id, phase, **facts)
+
+    # ---- from here on nothing is interrupted
+
+    async def _settle(self) -> None:
+        job = self._job
+        if self._reply is None and self._error is None:
+            job.cause.record("shutdown")  # nobody stopped it, so the supervisor's own tasks are being cancelled
+        self._judge()
+        proof = await self._terminate()
+        if self._worker is not None and proof is None:
+            await self._give_up_on_death(self._worker)
+            return
+        self._free_slot()
+        job.deciding = True
+        self._judge()  # a stop may have come while the death was being proven
+        if proof is None or not self._started:
+            await self._refuse()
+        elif job.reads_only:
+            await self._end_read(proof)
+        else:
+            await self._decide(proof)
+
+    async def _decide(self, proof: Proof) -> None:
+        assert self._staging is not None
+        committer = Committer(self._runtime, self._job, self._staging, self._session, proof)
+        if self._error is None:
+            assert isinstance(self._reply, Result)
+            await committer.commit(self._reply)
+        else:
+            await committer.undo(self._error, killed=not isinstance(self._error, ToolError | LimitExceeded))
+        self._job.settled = not committer.unresolved
+
+    def _judge(self) -> None:
+        """Find out whether the call failed, and publish why as soon as it is known; the first reason stands."""
+        job = self._job
+        stopped = stop_error(job, self._output())
+        if self._error is None:
+            self._error = stopped or self._tool_error()
+        elif self._announced:
+            return
+        if self._error is None or not self._started or job.reads_only:
+            return
+        self._announced = True
+        name = "error"
+        if stopped is not None and self._error is stopped:
+            name = "timeout" if job.cause.text == "timeout" else "cancel"
+        self._runtime.audit.publish(job.event(name, **reasons(job, self._error)))
+
+    async def _terminate(self) -> Proof | None:
+        if self._worker is None:
+            return None
+        stopped = self._job.cause.text is not None and self._reply is None
+        grace = min(self._job.tool.grace, self._job.grace_limit) if stopped else 0.0
+        return await self._worker.terminate(grace=grace, bound=self._runtime.settings.termination_bound)
+
+    async def _give_up_on_death(self, worker: Worker) -> None:
+        """No proof within the bound: say so, and leave files, locks and slot alone, for the process may still act."""
+        self._job.settled = False
+        error = Unresolved(
+            f"Worker {worker.pid} could not be proven dead within {self._runtime.settings.termination_bound:g} s "
+            "after SIGKILL, so it may still act. Nothing was published; the session and targets stay locked. "
+            "Look at the process before repeating the call.",
+            reason="termination_unconfirmed",
+            pid=worker.pid,
+        )
+        await finish(
+            self._runtime,
+            self._job,
+            "unresolved",
+            Outcome.UNRESOLVED,
+            cause=self._job.cause.text,
+            code=error.code,
+            reason=error.reason,
+            termination_confirmed=False,
+            pid=worker.pid,
+        )
+        self._job.fail(error, Outcome.UNRESOLVED)
+
+    async def _refuse(self) -> None:
+        """The tool never ran: the terminal event is the refusal itself."""
+        job, error = self._job, self._error
+        assert error is not None
+        name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
+        await finish(
+            self._runtime,
+            job,
+            "error" if job.reads_only else name,
+            Outcome.NOT_STARTED,
+            **reasons(job, error),
+        )
+        job.fail(error, Outcome.NOT_STARTED)
+
+    async def _end_read(self, proof: Proof) -> None:
+        job, error = self._job, self._error
+        facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
+        if error is None:
+            assert isinstance(self._reply, Result)
+            assert self._staging is not None
+            try:
+                value = result_value(self._staging, self._reply)
+            except WorkerFailed as undecodable:
+                error = undecodable
+            else:
+                await finish(self._runtime, job, "completed", Outcome.COMPLETED, **facts)
+                job.succeed(value, Outcome.COMPLETED, {})
+                return
+        await finish(self._runtime, job, "error", Outcome.COMPLETED, **reasons(job, error), **facts)
+        job.fail(error, Outcome.COMPLETED)
+
+    async def _clean_up(self) -> None:
+        """After the answer: release what the call held and remove its directory."""
+        if not self._job.settled:
+            return
+        self._job.ticket.leave()
+        self._runtime.pins.unpin(self._job.pin)
+        self._free_slot()
+        if self._staging is not None:
+            await self._runtime.blocking(self._staging.discard)
+
+    def _free_slot(self) -> None:
+        if self._slot:
+            self._slot = False
+            self._runtime.slots.release_on_behalf_of(self._job)
+
+    def _never_silent(self) -> None:
+        """Cleanup that was cut short by the end of the supervisor, or broke, still owes the caller an answer."""
+        if not self._job.answered.is_set():
+            self._job.fail(
+                Unresolved(
+                    "The supervisor ended before the call was settled. Look at the targets before repeating.",
+                    reason="commit_unconfirmed" if self._job.deciding else "termination_unconfirmed",
+                ),
+                Outcome.UNRESOLVED,
+            )
+
+    # ---- words
+
+    def _tool_error(self) -> ZtrioError | None:
+        if not isinstance(self._reply, Failure):
+            return None
+        failure = self._reply
+        details: dict[str, Any] = {}
+        if failure.exception_type is not None:
+            details["exception_type"] = failure.exception_type
+        if failure.traceback:
+            details["traceback"] = failure.traceback
+        details |= self._output()
+        if failure.code in LimitExceeded.codes:
+            return LimitExceeded(failure.message, code=failure.code, **details)
+        return ToolError(failure.message, **details)
+
+    def _output(self) -> dict[str, str]:
+        tail = "" if self._worker is None else self._worker.output_tail()
+        return {"output": tail} if tail else {}
+
+
+def _prepare(runtime: Runtime, job: Job, label: dict[str, Any]) -> Staging:
+    return runtime.publisher.prepare(job.id, job.targets, label=label)
+
+
+def _record_worker(staging: Staging, worker: Worker) -> None:
+    staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+
+
+def _targets(job: Job) -> tuple[str, ...]:
+    return tuple(str(target.path) for target in job.targets)
+
+
+def _unexpected(error: Exception) -> ZtrioError:
+    failure = CommitFailed(
+        f"An internal failure stopped the call ({type(error).__name__}: {error}). Nothing was published; "
+        "please report it."
+    )
+    failure.__cause__ = error
+    return failure

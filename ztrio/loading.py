@@ -1,0 +1,159 @@
+"""Finding code again: loading a user's tools file, and telling a worker which modules to load.
+
+A worker must find a tool's function by module and name. Where the module can be imported by name, the name is
+enough; the main script, and a file that was loaded by its path, are loaded again from the same file under the same
+name (the main script under `MAIN_NAME`, so that its `if __name__ == "__main__"` part stays quiet).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import attrs
+
+from ztrio.errors import ToolboxError
+from ztrio.tools import Toolbox
+
+__all__ = ["MAIN_NAME", "FunctionRef", "ModuleRef", "function_ref", "load_function", "load_module", "load_toolbox"]
+
+MAIN_NAME: Final = "__ztrio_main__"
+
+
+@attrs.frozen
+class ModuleRef:
+    """How to load a module again.
+
+    Args:
+        name: Its name in `sys.modules`.
+        file: Path of its file, where the name alone would not find it.
+    """
+
+    name: str
+    file: str | None = None
+
+
+@attrs.frozen
+class FunctionRef:
+    """How to find a top-level function again."""
+
+    module: ModuleRef
+    name: str
+
+
+def function_ref(function: Callable[..., Any]) -> FunctionRef:
+    """Say how a worker finds `function`.
+
+    Raises:
+        ToolboxError: its module has no file, as in an interactive session.
+    """
+    module = sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        raise ToolboxError(f"{function.__qualname__} is not in a file, so a worker cannot load it")
+    if module.__name__ == "__main__":
+        return FunctionRef(ModuleRef(MAIN_NAME, file), function.__name__)
+    by_name = _found_by_name(module.__name__, file)
+    return FunctionRef(ModuleRef(module.__name__, None if by_name else file), function.__name__)
+
+
+def _found_by_name(name: str, file: str) -> bool:
+    try:
+        parent, _, _ = name.rpartition(".")
+        if parent and parent not in sys.modules:
+            return False
+        module = sys.modules.pop(name)  # find_spec would return the loaded module's own spec
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.modules[name] = module
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin) == Path(file)
+
+
+def load_module(ref: ModuleRef) -> ModuleType:
+    """Import the module that `ref` names, once per process."""
+    if ref.name in sys.modules:
+        return sys.modules[ref.name]
+    if ref.file is None:
+        return importlib.import_module(ref.name)
+    spec = importlib.util.spec_from_file_location(ref.name, ref.file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{ref.file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[ref.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[ref.name]
+        raise
+    return module
+
+
+def load_function(ref: FunctionRef) -> Callable[..., Any]:
+    """Import the function that `ref` names."""
+    function: Callable[..., Any] = getattr(load_module(ref.module), ref.name)
+    return function
+
+
+def load_toolbox(spec: str) -> Toolbox:
+    """Load the toolbox that a user named.
+
+    Args:
+        spec: `FILE.py`, `FILE.py:NAME`, `MODULE` or `MODULE:NAME`; NAME defaults to `toolbox`. The file's folder
+            goes in front of `sys.path`, as Python does for a script.
+
+    Raises:
+        ToolboxError: names file, line and reason.
+    """
+    source, _, attribute = spec.partition(":")
+    attribute = attribute or "toolbox"
+    try:
+        module = _load_source(source)
+    except ToolboxError:
+        raise
+    except Exception as error:
+        raise ToolboxError(f"{_blame(error, source)}: {type(error).__name__}: {error}") from error
+    toolbox = getattr(module, attribute, None)
+    if toolbox is None:
+        candidates = sorted(name for name, value in vars(module).items() if isinstance(value, Toolbox))
+        hint = f"; it has {', '.join(candidates)}" if candidates else "; write: toolbox = ztrio.Toolbox('name')"
+        raise ToolboxError(f"{source}: there is no {attribute!r} in it{hint}")
+    if not isinstance(toolbox, Toolbox):
+        raise ToolboxError(f"{source}: {attribute!r} is a {type(toolbox).__name__}, not a ztrio.Toolbox")
+    return toolbox
+
+
+def _load_source(source: str) -> ModuleType:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ToolboxError(f"{source}: there is no such file")
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    # A tools file named like a module that exists (`calendar.py`) must not take that module's place.
+    taken = loaded is not None or path.stem in sys.stdlib_module_names
+    return load_module(ModuleRef(f"_ztrio_tools_{path.stem}" if taken else path.stem, str(path)))
+
+
+def _blame(error: BaseException, source: str) -> str:
+    """File and line of the innermost frame that is the user's, for the message."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename and not frame.filename.startswith("<")]
+    folder = str(Path(source).resolve().parent)
+    near = [frame for frame in own if frame.filename.startswith(folder)] or own[1:]
+    return f"{near[-1].filename}:{near[-1].lineno}" if near else source

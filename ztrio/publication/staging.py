@@ -1,0 +1,299 @@
+"""The private place in which a call's outputs come into being: `Publisher.prepare` makes it, `discard` ends it.
+
+All of this blocks; the supervisor calls each step in a thread. The steps in their order:
+
+    prepare → record("worker_running") → inspect → publish → record("committing_state") → … → discard
+                                                   └──────────── roll_back ────────────┘
+
+`roll_back` and `discard` may come at any time, and repeatedly; `close` instead of `discard` leaves everything in place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ztrio.errors import OutputRefused
+from ztrio.publication.commit import Publication, Slot
+from ztrio.publication.copying import copy_in
+from ztrio.publication.exchange import FileOps, Stat
+from ztrio.publication.inspect import Budget, Fingerprint, OutputLimits, fingerprint, inspect_staged
+from ztrio.publication.jobdir import JobDirectory
+from ztrio.publication.public import Replacement
+from ztrio.publication.recovery import RecoveryFile
+from ztrio.publication.targets import Target, check_existing, open_parent, refuse, refuse_overlap
+
+__all__ = ["Publisher", "Staging"]
+
+
+class Publisher:
+    """Makes stagings. One per supervisor; it has no state of its own, so any number of threads may use it at once.
+
+    Args:
+        workspace: The workspace's directory.
+        ops: The file operations.
+        limits: Bounds of what is published and compared.
+    """
+
+    def __init__(self, workspace: Path, *, ops: FileOps | None = None, limits: OutputLimits | None = None) -> None:
+        self._workspace = os.path.realpath(workspace)
+        self._ops = FileOps() if ops is None else ops
+        self._limits = OutputLimits() if limits is None else limits
+
+    def prepare(self, job_id: str, targets: Sequence[Target], *, label: Mapping[str, Any]) -> Staging:
+        """Make the job directory of a call, and see that its outputs can be published later.
+
+        Args:
+            job_id: The call's id.
+            targets: Its outputs, as `resolve_output` found them.
+            label: JSON-like facts about the call for `recovery.json`: session, tool, …
+
+        Raises:
+            OutputRefused: a target cannot be published to; OUTPUT_NOT_WRITABLE names the directory.
+            LimitExceeded: OUTPUT_TOO_LARGE, a target is too big to be copied in.
+            OSError: staging could not be made. In every case nothing is left behind.
+        """
+        refuse_overlap(targets)
+        staging = Staging(self._workspace, job_id, self._ops, self._limits)
+        try:
+            staging.make(targets, label)
+        except BaseException:
+            staging.discard()
+            raise
+        return staging
+
+
+class Staging:
+    """The staged outputs of one call. Made by `Publisher.prepare`, ended by `discard`."""
+
+    def __init__(self, workspace: str, job_id: str, ops: FileOps, limits: OutputLimits) -> None:
+        self._workspace = workspace
+        self._job_id = job_id
+        self._ops = ops
+        self._limits = limits
+        # The workspace's comes first; grows only within `make`.
+        self._directories: list[JobDirectory] = []
+        # One per output, in the order of the targets; complete when `make` returns.
+        self._slots: list[Slot] = []
+        self._publication = Publication(workspace, ops, limits, self._slots)
+        # These three are complete when `make` returns and never change after that.
+        self._recovery: RecoveryFile | None = None
+        self._replacement = Replacement(())
+        self._paths: dict[str, str] = {}
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Parameter → the staging path for the tool. Its parent exists; it does not, except with `copy_in`."""
+        return self._paths
+
+    @property
+    def job_directory(self) -> Path:
+        """The job directory in the workspace."""
+        return Path(self._directories[0].path)
+
+    @property
+    def tmp(self) -> Path:
+        """A private directory for the worker, 0700."""
+        return self.job_directory / "tmp"
+
+    def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
+        """The work of `Publisher.prepare`, which cleans up after it."""
+        home = self._make_home()
+        budget = Budget(self._limits.max_bytes, self._limits.max_entries)
+        for target in targets:
+            try:
+                parent_fd = open_parent(self._ops, self._workspace, target)
+            except OSError as error:
+                raise _directory_refused(target, error) from error
+            try:
+                self._slots.append(self._make_slot(target, parent_fd, budget))
+            finally:
+                os.close(parent_fd)
+        self._paths = {slot.target.parameter: slot.path for slot in self._slots}
+        self._replacement = Replacement(
+            (slot.path, os.path.relpath(slot.path, self._workspace), slot.public) for slot in self._slots
+        )
+        self._recovery = RecoveryFile(self._ops, home.fd, {"job_id": self._job_id, **label})
+        self.record("preparing")
+
+    def record(self, phase: str, **facts: Any) -> None:
+        """Note in `recovery.json` that a phase is reached.
+
+        Args:
+            phase: `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `committed`.
+            facts: JSON-like facts to add: the worker's pid, …
+
+        Raises:
+            ValueError: there is no such phase.
+            OSError: it cannot be written.
+        """
+        assert self._recovery is not None
+        self._refuse_closed()
+        self._recovery.write(phase, {"outputs": [slot.as_dict() for slot in self._slots], **facts})
+
+    def inspect(self) -> None:
+        """See whether what the tool made may be published. Only after everything of the worker is proven dead.
+
+        Raises:
+            OutputRejected: OUTPUT_MISSING, OUTPUT_UNSAFE.
+            LimitExceeded: OUTPUT_TOO_LARGE.
+            OSError: as the system reports it.
+        """
+        self._refuse_closed()
+        budget = Budget(self._limits.max_bytes, self._limits.max_entries)
+        for slot in self._slots:
+            slot_fd = self._publication.open_slot(slot)
+            slot.staged = inspect_staged(self._ops, slot_fd, slot.target, budget, self._limits)
+
+    def publish(self) -> Mapping[str, str]:
+        """Put everything that was made and inspected to its target, after noting in `recovery.json` what is to happen.
+
+        Returns:
+            Parameter → public path, of what was published.
+
+        Raises:
+            OutputConflict: somebody else changed a target, or the directory that holds it.
+            OSError: as the system reports it. Whatever was raised, `roll_back` puts everything back.
+        """
+        self.record("publishing_outputs")
+        self._publication.publish()
+        return {slot.target.parameter: slot.public for slot in self._slots if slot.staged is not None}
+
+    def roll_back(self) -> tuple[str, ...]:
+        """Put everything back as it was. Does nothing where nothing was done.
+
+        Returns:
+            Paths that stayed because somebody else had changed them since; the job directory with what was displaced
+            then stays as well.
+
+        Raises:
+            OSError: something could not be put back; the rest was. May be called again.
+        """
+        return self._publication.roll_back()
+
+    def discard(self) -> tuple[str, ...]:
+        """Remove the job directories, unless they hold what a failed or partial rollback still needs.
+
+        Returns:
+            Job directories that are still there.
+        """
+        if not self._publication.disposable:
+            self.close()
+            return tuple(directory.path for directory in self._directories)
+        self._publication.close()
+        return tuple(directory.path for directory in self._directories if not directory.remove())
+
+    def close(self) -> None:
+        """Let go of everything and leave it where it is: for a call whose outcome nobody knows yet."""
+        self._publication.close()
+        for directory in self._directories:
+            directory.close()
+
+    def _refuse_closed(self) -> None:
+        # A closed descriptor's number may be somebody else's by now.
+        if self._directories[0].closed:
+            raise RuntimeError("this staging was discarded or closed")
+
+    def public(self, value: Any) -> Any:
+        """A copy of JSON-like data in which staging paths, also within strings, are replaced by public ones."""
+        return self._replacement.apply(value)
+
+    def _make_home(self) -> JobDirectory:
+        try:
+            workspace_fd = self._ops.open_directory(None, self._workspace)
+            try:
+                home = JobDirectory.make(self._workspace, workspace_fd, self._job_id)
+            finally:
+                os.close(workspace_fd)
+            self._directories.append(home)
+            os.mkdir("tmp", 0o700, dir_fd=home.fd)
+        except OSError as error:
+            raise OutputRefused(
+                f"No job directory can be made in the workspace {self._workspace}: {error.strerror}; nothing was "
+                "started. Make it writable.",
+                code="OUTPUT_NOT_WRITABLE",
+                path=self._workspace,
+            ) from error
+        return home
+
+    def _make_slot(self, target: Target, parent_fd: int, budget: Budget) -> Slot:
+        parent = _present(self._ops, parent_fd)
+        found = self._ops.stat(parent_fd, target.name)
+        if found is not None:
+            check_existing(target, found.mode)
+            _check_replaceable(target, parent, parent_fd, found)
+        job = self._directory_for(target, parent_fd)
+        folder = str(len(self._slots))
+        os.mkdir(folder, 0o700, dir_fd=job.fd)
+        slot_fd = self._ops.open_directory(job.fd, folder)
+        try:
+            identity = _present(self._ops, slot_fd).identity
+            before = None if found is None else self._take(target, parent_fd, slot_fd, found, budget)
+        finally:
+            os.close(slot_fd)
+        return Slot(
+            target=target,
+            job_fd=job.fd,
+            job_path=job.path,
+            folder=folder,
+            folder_identity=identity,
+            parent_identity=parent.identity,
+            before=before,
+            before_mode=None if found is None else found.permissions,
+        )
+
+    def _take(self, target: Target, parent_fd: int, slot_fd: int, found: Stat, budget: Budget) -> Fingerprint:
+        """Note what stands at the target and copy it in if asked; in this order, so that a later change is noticed."""
+        compared = target.policy.on_conflict == "fail"
+        try:
+            before = fingerprint(self._ops, parent_fd, target.name, found, self._limits, content=compared)
+            if target.policy.existing == "copy_in":
+                copy_in(self._ops, parent_fd, slot_fd, target, budget)
+        except OSError as error:
+            raise refuse(target, "OUTPUT_NOT_WRITABLE", f"cannot be taken into account: {error.strerror}") from error
+        return before
+
+    def _directory_for(self, target: Target, parent_fd: int) -> JobDirectory:
+        """The job directory from which renaming to the target works."""
+        try:
+            for directory in self._directories:
+                if directory.reaches(self._ops, parent_fd, target.policy.kind):
+                    return directory
+            directory = JobDirectory.make(str(target.path.parent), parent_fd, self._job_id)
+            self._directories.append(directory)
+            if directory.reaches(self._ops, parent_fd, target.policy.kind):
+                return directory
+        except OSError as error:
+            raise _directory_refused(target, error) from error
+        raise refuse(target, "OUTPUT_NOT_WRITABLE", f"is in {target.path.parent}, within which nothing can be renamed")
+
+
+def _present(ops: FileOps, dir_fd: int) -> Stat:
+    found = ops.stat(dir_fd, "")
+    assert found is not None  # an open directory is something
+    return found
+
+
+def _check_replaceable(target: Target, parent: Stat, parent_fd: int, found: Stat) -> None:
+    """Refuse what an exchange would fail on, or do other than what a reader of the target expects."""
+    uid = os.geteuid()
+    if found.pinned:
+        why = "is a mount point, or immutable or append-only, so it cannot be exchanged"
+    elif found.is_file and found.links > 1:
+        why = f"has {found.links} hard links; replacing it would leave its other names with the old content"
+    elif parent.mode & stat.S_ISVTX and uid not in (0, parent.uid, found.uid):
+        why = f"belongs to another user, and {target.path.parent} lets only owners rename"
+    elif found.is_dir and uid != found.uid and not os.access(target.name, os.W_OK, dir_fd=parent_fd):
+        why = "is a directory that may not be written, so it cannot be moved"
+    else:
+        return
+    raise refuse(target, "OUTPUT_NOT_WRITABLE", why)
+
+
+def _directory_refused(target: Target, error: OSError) -> OutputRefused:
+    return refuse(
+        target, "OUTPUT_NOT_WRITABLE", f"cannot be published: its directory {target.path.parent}: {error.strerror}"
+    )

@@ -1,0 +1,139 @@
+"""One read that runs in the server process: concurrently, without tickets, without effects.
+
+    allow → completed | error
+
+Async tools run as a task of the supervisor, synchronous ones in a thread under a limiter of their own, so that no
+number of slow reads can keep a mutating call from its files. A thread cannot be stopped: a synchronous read that
+times out is answered and left to finish by itself, still counted by the limiter. Where that will not do, declare
+the tool with `isolate=True`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import trio
+
+from ztrio.calls import CallContext
+from ztrio.ending import finish, reasons, stop_error
+from ztrio.errors import Outcome, SessionDestroyedError, ToolError, ZtrioError
+from ztrio.jobs import Job, Runtime
+from ztrio.plain import decode
+from ztrio.sessions import HANDLE_PREFIX
+from ztrio.store import EMPTY_STATE, JobRow
+from ztrio.tools import ToolContext
+
+__all__ = ["Read"]
+
+_MAX_TRACEBACK = 16 * 1024
+
+
+class Read:
+    """Runs one read job in this process. Made for one `run`.
+
+    Args:
+        runtime: What the calls of the supervisor share.
+        job: The call, allowed.
+        row: How the store remembers it.
+    """
+
+    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._row = row
+        # Whether the tool's function was entered; decides which of the two deadlines has passed.
+        self._tool_started = False
+        # Why there is no value; the first reason stands.
+        self._error: ZtrioError | None = None
+
+    async def run(self) -> None:
+        """Run the read to its end; its answer is in the job. Raises only what is no `Exception`."""
+        job = self._job
+        value: Any = None
+        try:
+            with job.scope:
+                await self._runtime.store.insert_job(self._row)
+                value = await self._value()
+        except ZtrioError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - tool code may raise anything, and so may a store
+            self._error = _tool_error(job.tool.name, error)
+        finally:
+            with job.settling:
+                await self._answer(value)  # noqa: ASYNC102 - `settling` is the shield
+
+    async def _value(self) -> Any:
+        job = self._job
+        schema = job.tool.schema
+        row = await self._runtime.store.session(job.context.principal.id, job.session)
+        if row is None and job.session.startswith(HANDLE_PREFIX):
+            raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
+        arguments = schema.bind(job.arguments)
+        if job.tool.parameters.context is not None:
+            state = decode(EMPTY_STATE if row is None else row.state)
+            arguments[job.tool.parameters.context] = self._context(job.context, state)
+        # One scope for both waits: its deadline is the queue's until the tool starts, then the tool's.
+        with trio.move_on_after(job.queue_timeout) as waiting:
+            if job.tool.is_async:
+                waiting.deadline = trio.current_time() + job.timeout
+                return schema.result(await job.tool.function(**arguments))
+            return await trio.to_thread.run_sync(
+                self._in_thread, waiting, arguments, abandon_on_cancel=True, limiter=self._runtime.readers
+            )
+        if waiting.cancelled_caught:
+            job.stop("timeout" if self._tool_started else "queue_timeout")
+        return None
+
+    def _in_thread(self, waiting: trio.CancelScope, arguments: dict[str, Any]) -> Any:
+        trio.from_thread.run_sync(self._start_clock, waiting)
+        schema = self._job.tool.schema
+        return schema.result(self._job.tool.function(**arguments))
+
+    def _start_clock(self, waiting: trio.CancelScope) -> None:
+        self._tool_started = True
+        waiting.deadline = trio.current_time() + self._job.timeout
+
+    def _context(self, context: CallContext, state: dict[str, Any]) -> ToolContext:
+        job = self._job
+        report = job.progress if job.tool.is_async else self._report_from_thread
+        return ToolContext(
+            job_id=job.id,
+            tool=job.tool.name,
+            session=state,
+            session_name=job.session,
+            principal=context.principal.id,
+            workspace=self._runtime.workspace,
+            tmp=None,
+            request_id=context.request_id,
+            report=report,
+        )
+
+    def _report_from_thread(self, progress: float, total: float | None, message: str | None) -> None:
+        trio.from_thread.run_sync(self._job.progress, progress, total, message)
+
+    async def _answer(self, value: Any) -> None:
+        job = self._job
+        error = stop_error(job, {}) or self._error
+        job.deciding = True
+        if error is None:
+            await finish(self._runtime, job, "completed", Outcome.COMPLETED)
+            job.succeed(value, Outcome.COMPLETED, {})
+        else:
+            await finish(self._runtime, job, "error", Outcome.COMPLETED, **reasons(job, error))
+            job.fail(error, Outcome.COMPLETED)
+        job.ticket.leave()
+        self._runtime.pins.unpin(job.pin)
+
+
+def _tool_error(name: str, error: Exception) -> ToolError:
+    # The first frame is ours.
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    failure = ToolError(
+        f"{name} raised {type(error).__name__}: {error}. A read changes nothing; mend the arguments or the tool.",
+        exception_type=type(error).__name__,
+        traceback=text[-_MAX_TRACEBACK:],
+    )
+    failure.__cause__ = error
+    return failure

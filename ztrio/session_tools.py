@@ -1,0 +1,174 @@
+"""`session_open`, `session_list` and `session_destroy`: tools like any other, run by the supervisor itself.
+
+They are subject to the policy, leave the same audit sequence, and destruction queues for the session with everybody
+else. There is no worker, so no proof of death stands in their events.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from ztrio.ending import finish, reasons, stop_error
+from ztrio.errors import CommitFailed, Outcome, SessionNotFound, ZtrioError
+from ztrio.jobs import Job, Runtime
+from ztrio.schema import describe
+from ztrio.sessions import mint_handle
+from ztrio.store import EMPTY_STATE, JobEnd, JobRow, SessionWrite
+from ztrio.tools import DEFAULT_QUEUE_TIMEOUT, DEFAULT_TIMEOUT, Capability, Tool
+
+__all__ = ["SESSION_TOOLS", "SessionCall"]
+
+
+def session_open() -> dict[str, Any]:
+    """Open a new session and return its handle.
+
+    The handle is unguessable and yours alone. Pass it as the `session` argument of other tools; destroyed, it can
+    never be used again.
+    """
+    raise NotImplementedError  # the supervisor answers; the function is here for its signature
+
+
+def session_list() -> dict[str, Any]:
+    """List your sessions with their number of commits and the time they were opened."""
+    raise NotImplementedError
+
+
+def session_destroy() -> dict[str, Any]:
+    """Destroy a session: its state is removed, and calls that still wait for it fail.
+
+    A handle made by session_open is burnt for ever; a plain name starts anew, empty, when it is used again.
+    """
+    raise NotImplementedError
+
+
+def _tool(function: Any, capability: Capability, title: str) -> Tool:
+    return Tool(
+        name=function.__name__,
+        function=function,
+        parameters=describe(function),
+        capability=capability,
+        title=title,
+        description=function.__doc__ or "",
+        timeout=DEFAULT_TIMEOUT,
+        queue_timeout=DEFAULT_QUEUE_TIMEOUT,
+        max_timeout=DEFAULT_TIMEOUT,
+        grace=0.0,
+        env=(),
+        effects="transactional",
+        isolate=False,
+    )
+
+
+SESSION_TOOLS = {
+    tool.name: tool
+    for tool in (
+        _tool(session_open, Capability.WRITE, "Open a session"),
+        _tool(session_list, Capability.READ, "List sessions"),
+        _tool(session_destroy, Capability.DESTRUCTIVE, "Destroy a session"),
+    )
+}
+
+
+class SessionCall:
+    """Runs one call of a session tool. Made for one `run`.
+
+    Args:
+        runtime: What the calls of the supervisor share.
+        job: The call, allowed; the destroying one holds a ticket for the session.
+        row: How the store remembers it.
+    """
+
+    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+        self._runtime = runtime
+        self._job = job
+        self._row = row
+        # What the call does to a session, decided under its ticket.
+        self._write: SessionWrite | None = None
+        self._value: dict[str, Any] = {}
+        self._error: ZtrioError | None = None
+
+    async def run(self) -> None:
+        """Run the call to its end; its answer is in the job. Raises only what is no `Exception`."""
+        job = self._job
+        try:
+            with job.scope:
+                await self._prepare()
+        except ZtrioError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - whatever the store raises, nothing was written
+            self._error = _failed(error)
+        finally:
+            with job.settling:
+                await self._settle()  # noqa: ASYNC102 - `settling` is the shield
+            job.ticket.leave()
+            self._runtime.pins.unpin(job.pin)
+
+    async def _prepare(self) -> None:
+        job, store = self._job, self._runtime.store
+        principal = job.context.principal.id
+        with trio.move_on_after(job.queue_timeout) as waiting:
+            await store.insert_job(self._row)
+            await job.ticket.wait()
+        if waiting.cancelled_caught:
+            job.stop("queue_timeout")
+            return
+        if job.tool.name == "session_list":
+            rows = await store.sessions(principal)
+            self._value = {
+                "sessions": [{"name": row.name, "version": row.version, "opened_at": row.opened_at} for row in rows]
+            }
+        elif job.tool.name == "session_open":
+            handle = mint_handle(store.secret, principal)
+            self._write = SessionWrite(principal=principal, name=handle, incarnation=None, version=0, state=EMPTY_STATE)
+            self._value = {"session": handle}
+        else:
+            row = await store.session(principal, job.session)
+            if row is None or job.pin.destroyed:
+                raise SessionNotFound(f"There is no session {job.session!r}. Nothing was changed.")
+            self._write = SessionWrite(
+                principal=principal, name=row.name, incarnation=row.incarnation, version=row.version, state=None
+            )
+            self._value = {"destroyed": row.name}
+
+    async def _settle(self) -> None:
+        job, audit = self._job, self._runtime.audit
+        error = stop_error(job, {}) or self._error
+        job.deciding = True
+        if error is not None:
+            await self._fail(error)
+        elif self._write is None:
+            await finish(self._runtime, job, "completed", Outcome.COMPLETED)
+            job.succeed(self._value, Outcome.COMPLETED, {})
+        else:
+            audit.publish(job.event("start"))
+            event = audit.stamp(job.event("commit", outcome=Outcome.COMMITTED))
+            end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._write)
+            try:
+                await self._runtime.store.finish(end)
+            except Exception as failure:  # noqa: BLE001 - whatever the store raises, nothing was written
+                failed = _failed(failure)
+                audit.publish(job.event("error", **reasons(job, failed)))
+                await finish(self._runtime, job, "rollback", Outcome.ROLLED_BACK)
+                job.fail(failed, Outcome.ROLLED_BACK)
+                return
+            if self._write.state is None:
+                # No checkpoint since the transaction: whoever was allowed before it finds its life ended.
+                self._runtime.pins.destroy(self._write.principal, self._write.name, by=job.pin)
+            audit.deliver(event)
+            job.succeed(self._value, Outcome.COMMITTED, {})
+
+    async def _fail(self, error: ZtrioError) -> None:
+        job = self._job
+        name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
+        if job.reads_only:
+            name = "error"
+        await finish(self._runtime, job, name, Outcome.NOT_STARTED, **reasons(job, error))
+        job.fail(error, Outcome.NOT_STARTED)
+
+
+def _failed(error: Exception) -> CommitFailed:
+    failure = CommitFailed(f"The store failed ({type(error).__name__}: {error}). Nothing was changed; repeat it.")
+    failure.__cause__ = error
+    return failure

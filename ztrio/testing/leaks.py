@@ -1,0 +1,274 @@
+"""A probe that says what a piece of code left behind: processes, zombies, descriptors, tasks, job directories.
+
+Whose process is it? Descendants are found through parents, but what escaped by making its own session is re-parented
+and has no link to us any more. Rejected: becoming a child subreaper (it changes who reaps whom, which is what tests of
+supervision look at) and a marker in the environment (workers get a clean one). Instead the probe knows *places*: a
+process whose current directory or environment names one of the given roots belongs to whoever made the root, and
+`watch` adds the session and group of a process that the test knows.
+
+Everything is compared with a snapshot taken when the probe was made, by identity: pid *and* start time, descriptor
+*and* what it points to, the task object itself. So a number that was used again is not mistaken for what was there.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import attrs
+import trio
+
+from ztrio.errors import UnsupportedPlatform
+
+__all__ = ["LeakProbe", "ProcessInfo", "processes", "resident_bytes"]
+
+JOB_DIRECTORY: Final = ".ztrio-job-*"
+_PROC: Final = Path("/proc")
+_POLL: Final = 0.01  # seconds between looks
+
+
+@attrs.frozen
+class ProcessInfo:
+    """One process as the kernel shows it.
+
+    Args:
+        pid: Process id.
+        started: Start time in clock ticks since boot; with the pid it names the process for ever.
+        parent: Parent's process id.
+        group: Process group.
+        session: Session.
+        state: `R`, `S`, `D`, `T`, `Z` (a zombie), …; see proc(5).
+        name: Name of the program, at most 15 bytes.
+    """
+
+    pid: int
+    started: int
+    parent: int = attrs.field(eq=False)
+    group: int = attrs.field(eq=False)
+    session: int = attrs.field(eq=False)
+    state: str = attrs.field(eq=False)
+    name: str = attrs.field(eq=False)
+
+
+def processes() -> dict[int, ProcessInfo]:
+    """Every process that is there now, by pid. Linux only."""
+    found = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            info = _process(int(entry.name))
+            if info is not None:
+                found[info.pid] = info
+    return found
+
+
+def _process(pid: int) -> ProcessInfo | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None  # it ended meanwhile
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    state, parent, group, session, *others = rest.split()
+    return ProcessInfo(pid, int(others[15]), int(parent), int(group), int(session), state, name)
+
+
+def resident_bytes(pid: int | None = None) -> int:
+    """Bytes of memory that the process (this one when omitted) has resident. Linux only."""
+    pages = (_PROC / ("self" if pid is None else str(pid)) / "statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _descendants(everything: dict[int, ProcessInfo], ancestor: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for info in everything.values():
+        children.setdefault(info.parent, []).append(info.pid)
+    found: set[int] = set()
+    waiting = [ancestor]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.add(child)
+            waiting.append(child)
+    return found
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    """(number, what it points to) of each open descriptor."""
+    found = set()
+    for entry in list((_PROC / "self" / "fd").iterdir()):
+        try:
+            found.add((int(entry.name), str(entry.readlink())))
+        except OSError:
+            continue  # the one through which the list was read, closed by now
+    return found
+
+
+def _tasks() -> set[trio.lowlevel.Task]:
+    """All tasks of the running trio loop; none outside of one."""
+    try:
+        root = trio.lowlevel.current_root_task()
+    except RuntimeError:
+        return set()
+    found: set[trio.lowlevel.Task] = set()
+    waiting = [] if root is None else [root]
+    while waiting:
+        task = waiting.pop()
+        found.add(task)
+        for nursery in task.child_nurseries:
+            waiting.extend(nursery.child_tasks)
+    return found
+
+
+class LeakProbe:
+    """Remembers what is there when it is made, and says later what is there beyond that.
+
+    As a context manager it asserts on leaving the block, unless an exception is on its way.
+
+    Args:
+        roots: Directories whose owner is probed: processes that name one of them in their current directory or
+            environment count as ours, and job directories below one are leaks.
+        temporary: Directories in which every new entry is a leak.
+        job_directories: Whether job directories below `roots` are leaks.
+
+    Raises:
+        UnsupportedPlatform: there is no /proc here.
+    """
+
+    def __init__(
+        self, *, roots: Iterable[Path] = (), temporary: Iterable[Path] = (), job_directories: bool = True
+    ) -> None:
+        if not (_PROC / "self" / "stat").exists():
+            raise UnsupportedPlatform("the leak probe reads /proc, which is not there on this platform")
+        self._roots = tuple(Path(root) for root in roots)
+        self._temporary = tuple(Path(place) for place in temporary)
+        self._job_directories = job_directories
+        # (session, group) pairs named by `watch`; only grows.
+        self._watched: set[tuple[int, int]] = set()
+        self._processes_before = set(processes().values())
+        self._descriptors_before = _descriptors()
+        self._tasks_before = _tasks()
+        self._entries_before = set(self._entries())
+
+    def watch(self, pid: int) -> None:
+        """Count the session and process group of `pid` as ours from now on, whoever their parents become."""
+        info = _process(pid)
+        if info is not None:
+            self._watched.add((info.session, info.group))
+
+    def leaks(self) -> list[str]:
+        """What is there now beyond the snapshot, one sentence each; looks once and waits for nothing."""
+        return [*self._process_leaks(), *self._descriptor_leaks(), *self._task_leaks(), *self._entry_leaks()]
+
+    def assert_clean(self, *, grace: float = 1.0) -> None:
+        """Assert that nothing was left behind. For code outside a trio loop, which it would block.
+
+        Args:
+            grace: Seconds in which what is just ending may end: the kernel removes a process a moment after its
+                parent was told, and a descriptor may wait for the garbage collector.
+
+        Raises:
+            AssertionError: names everything that is still there.
+        """
+        deadline = time.monotonic() + grace
+        while self.leaks() and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(_POLL)
+        self._judge()
+
+    async def wait_clean(self, *, grace: float = 1.0) -> None:
+        """Like `assert_clean`, inside a trio loop: other tasks run while it waits.
+
+        Args:
+            grace: Seconds, by the clock of the machine and not trio's (which may be a virtual one).
+
+        Raises:
+            AssertionError: names everything that is still there.
+        """
+        await trio.lowlevel.checkpoint()
+        deadline = time.monotonic() + grace
+        while self.leaks() and time.monotonic() < deadline:
+            gc.collect()
+            await trio.to_thread.run_sync(time.sleep, _POLL)
+        self._judge()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.assert_clean()
+
+    def _judge(self) -> None:
+        found = self.leaks()
+        if found:
+            raise AssertionError("left behind:\n" + "\n".join(f"  {line}" for line in found))
+
+    def _process_leaks(self) -> Iterator[str]:
+        everything = processes()
+        ours = _descendants(everything, os.getpid())
+        for info in everything.values():
+            if info in self._processes_before:
+                continue
+            if info.state == "Z":
+                # One that was re-parented is dead, and reaping it is its new parent's affair.
+                if info.pid in ours:
+                    yield f"zombie {info.pid} ({info.name}): process {info.parent} never waited for it"
+                continue
+            if info.pid in ours:
+                relation = "a descendant"
+            elif any(info.session == session or info.group == group for session, group in self._watched):
+                relation = "in a watched session or group, re-parented"
+            elif self._at_home(info.pid):
+                relation = "re-parented, but it came from here"
+            else:
+                continue
+            yield (
+                f"process {info.pid} ({info.name}), {relation}: parent {info.parent}, group {info.group}, "
+                f"session {info.session}, state {info.state}, command {_command(info.pid)!r}"
+            )
+
+    def _at_home(self, pid: int) -> bool:
+        if not self._roots:
+            return False
+        home = _PROC / str(pid)
+        try:
+            current = (home / "cwd").readlink()
+            if any(current.is_relative_to(root) for root in self._roots):
+                return True
+            environment = (home / "environ").read_bytes()
+        except OSError:
+            return False  # ended, a zombie, or another user's
+        return any(os.fsencode(root) in environment for root in self._roots)
+
+    def _descriptor_leaks(self) -> Iterator[str]:
+        for number, target in sorted(_descriptors() - self._descriptors_before):
+            yield f"descriptor {number} -> {target}"
+
+    def _task_leaks(self) -> Iterator[str]:
+        for task in _tasks() - self._tasks_before:
+            yield f"task {task.name}"
+
+    def _entry_leaks(self) -> Iterator[str]:
+        for entry in self._entries():
+            if entry not in self._entries_before:
+                yield f"directory entry {entry}"
+
+    def _entries(self) -> Iterator[Path]:
+        for place in self._temporary:
+            yield from place.iterdir()
+        if self._job_directories:
+            for root in self._roots:
+                yield from root.rglob(JOB_DIRECTORY)
+
+
+def _command(pid: int) -> str:
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()[:200]
