@@ -101,7 +101,6 @@ LATER = {
     "R45": "idle stop of upstreams",
     "R47": "idle and absolute timeouts of upstream calls",
     "R48": "bounds of the registry",
-    "R50": "staging on another device",
     "R53": "recovery",
     "R56": "redaction",
     "R66": "benchmarks",

@@ -1,5 +1,6 @@
 """The project's files speak of the project alone, whatever machine they were written on."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -51,3 +52,17 @@ def test_every_text_file_ends_with_one_newline() -> None:
         if path.suffix in {".py", ".md", ".toml"} and path.stat().st_size:
             text = path.read_text()
             assert (path.name, text.endswith("\n"), text.endswith("\n\n")) == (path.name, True, False)
+
+
+def test_every_test_states_its_promise() -> None:
+    """Each test function has a docstring that says what is promised."""
+    silent = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in committed()
+        if re.fullmatch(r"test_.*\.py", path.name)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test")
+        and not ast.get_docstring(node)
+    ]
+    assert silent == []

@@ -2,7 +2,8 @@
 
 Layers, each importing only what stands below it:
 
-    supervisor                          open_supervisor, Supervisor
+    opening                             open_supervisor: what a supervisor runs on
+    supervisor                          Supervisor: calls, questions, closing
     admission                           allow or refuse
     execution, reads, session_tools     one call, from the queue to its terminal event
     commit, ending                      what decides its effects
@@ -39,10 +40,11 @@ from ztrio.errors import (
 )
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
+from ztrio.opening import open_supervisor
 from ztrio.policies import Input, Output
 from ztrio.policy import Policy, allow
 from ztrio.store import MemoryStore, Store
-from ztrio.supervisor import Supervisor, open_supervisor
+from ztrio.supervisor import Supervisor
 from ztrio.tools import Capability, Toolbox, ToolContext
 
 __all__ = [

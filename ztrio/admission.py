@@ -7,6 +7,7 @@ the same reason: a thread hop would let a later call of the same session overtak
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -97,8 +98,8 @@ class Admission:
                 tool.title,
                 tool.description,
                 tool.capability,
-                tool.schema.input_schema,
-                tool.schema.output_schema,
+                copy.deepcopy(tool.schema.input_schema),
+                copy.deepcopy(tool.schema.output_schema),
             )
             for tool in (*self._toolbox, *SESSION_TOOLS.values())
         ]
@@ -274,8 +275,15 @@ def _keys(tool: Tool, principal: str, session: str, targets: tuple[Target, ...])
 def _limit(name: str, asked: float | None, default: float, most: float) -> float:
     if asked is None:
         return default
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked) or asked <= 0:
-        raise InvalidArguments(f"{name} must be a finite number of seconds above 0, not {asked!r}. Nothing ran.")
-    if asked > most:
-        raise InvalidArguments(f"{name} is {asked:g} s, at most {most:g} s are allowed. Nothing ran.")
-    return float(asked)
+    wrong = f"{name} must be a finite number of seconds above 0, not {asked!r}. Nothing ran."
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        raise InvalidArguments(wrong)
+    try:
+        seconds = float(asked)
+    except OverflowError:
+        raise InvalidArguments(wrong) from None
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise InvalidArguments(wrong)
+    if seconds > most:
+        raise InvalidArguments(f"{name} is {seconds:g} s, at most {most:g} s are allowed. Nothing ran.")
+    return seconds

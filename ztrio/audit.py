@@ -154,13 +154,16 @@ class Subscription:
         """
         if self._missed and not self.backlog:
             await trio.lowlevel.checkpoint()
-            return self._take_gap()
+            if self._missed and not self.backlog:  # else an event came meanwhile, and the gap went in before it
+                return self._take_gap()
         event = await self._receive.receive()
         self._bus._drained()
         return event
 
     def receive_nowait(self) -> AuditEvent:
         """The next event, or raise `trio.WouldBlock`."""
+        if self._missed and not self.backlog:
+            return self._take_gap()
         event = self._receive.receive_nowait()
         self._bus._drained()
         return event
@@ -283,6 +286,7 @@ class AuditBus:
         finally:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
+            subscription._close()
             self._drained()
 
     def close(self) -> None:

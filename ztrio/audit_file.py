@@ -72,7 +72,8 @@ class AuditFile:
             self.close()
 
     async def _write(self, bus: AuditBus, batch: Sequence[AuditEvent]) -> None:
-        lines = "".join(json.dumps(event.as_dict(), ensure_ascii=False) + "\n" for event in batch).encode()
+        text = "".join(json.dumps(event.as_dict(), ensure_ascii=False) + "\n" for event in batch)
+        lines = text.encode(errors="backslashreplace")  # a lone surrogate becomes the JSON escape that names it
         done = 0
         while done < len(lines):
             try:

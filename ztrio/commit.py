@@ -69,14 +69,16 @@ class Committer:
             raise
         else:
             # Committed: from here on only forward.
-            if not self._runtime.store.durable:
-                # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
-                with contextlib.suppress(OSError):
-                    await self._runtime.blocking(self._staging.record, "committed")
-            if self._job.answered.is_set():
-                event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
-            self._runtime.audit.deliver(event)
-            self._job.succeed(value, Outcome.COMMITTED, targets)
+            try:
+                if not self._runtime.store.durable:
+                    # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
+                    with contextlib.suppress(Exception):
+                        await self._runtime.blocking(self._staging.record, "committed")
+            finally:
+                if self._job.answered.is_set():
+                    event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
+                self._runtime.audit.deliver(event)
+                self._job.succeed(value, Outcome.COMMITTED, targets)
         finally:
             overdue.cancel()
 
@@ -111,7 +113,8 @@ class Committer:
             killed: Whether the worker was stopped in the middle, as opposed to telling that the tool raised.
         """
         if killed:
-            self._runtime.audit.publish(self._job.event("worker_terminated", **self._facts))
+            job = self._job
+            self._runtime.audit.publish(job.event("worker_terminated", cause=job.cause.text, **self._facts))
         await self._roll_back(error, external=killed and self._job.tool.effects == "external")
 
     async def _fail(self, error: ZtrioError) -> None:
@@ -132,10 +135,12 @@ class Committer:
         await self._roll_back(error, external=False)
 
     async def _abort(self) -> None:
+        self.unresolved = True  # whatever interrupts the next step, nobody can tell then
         try:
             await self._runtime.store.abort(self._job.id)
-        except Exception:  # noqa: BLE001 - any failure means the same: nobody can tell
-            self.unresolved = True
+        except Exception:  # noqa: BLE001 - any failure means the same
+            return
+        self.unresolved = False
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
         try:

@@ -17,7 +17,7 @@ Nothing is published before the proof, on success too: a descendant that still r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -45,6 +45,8 @@ from ztrio.workers.backend import Proof, Worker
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["Execution"]
+
+_MAX_OUTPUT: Final = 4096  # characters of captured output attached to an error
 
 
 class Execution:
@@ -334,7 +336,7 @@ class Execution:
         return ToolError(failure.message, **details)
 
     def _output(self) -> dict[str, str]:
-        tail = "" if self._worker is None else self._worker.output_tail()
+        tail = "" if self._worker is None else self._worker.output_tail()[-_MAX_OUTPUT:]
         return {"output": tail} if tail else {}
 
 

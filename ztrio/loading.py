@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,11 @@ from ztrio.tools import Toolbox
 __all__ = ["MAIN_NAME", "FunctionRef", "ModuleRef", "function_ref", "load_function", "load_module", "load_toolbox"]
 
 MAIN_NAME: Final = "__ztrio_main__"
+
+_NOT_THE_USERS: Final = (
+    str(Path(__file__).parent) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 
 @attrs.frozen
@@ -58,7 +66,10 @@ def function_ref(function: Callable[..., Any]) -> FunctionRef:
     if module is None or file is None:
         raise ToolboxError(f"{function.__qualname__} is not in a file, so a worker cannot load it")
     if module.__name__ == "__main__":
-        return FunctionRef(ModuleRef(MAIN_NAME, file), function.__name__)
+        # `python -m package.module` can be imported by that name, and must be: it may have relative imports.
+        spec = module.__spec__
+        by_name = spec is not None and spec.name != "__main__"
+        return FunctionRef(ModuleRef(spec.name) if spec and by_name else ModuleRef(MAIN_NAME, file), function.__name__)
     by_name = _found_by_name(module.__name__, file)
     return FunctionRef(ModuleRef(module.__name__, None if by_name else file), function.__name__)
 
@@ -108,18 +119,19 @@ def load_toolbox(spec: str) -> Toolbox:
 
     Args:
         spec: `FILE.py`, `FILE.py:NAME`, `MODULE` or `MODULE:NAME`; NAME defaults to `toolbox`. The file's folder
-            goes in front of `sys.path`, as Python does for a script.
+            goes in front of `sys.path`, as Python does for a script; at the end when the file is named like a
+            module of the standard library.
 
     Raises:
         ToolboxError: names file, line and reason.
     """
-    source, _, attribute = spec.partition(":")
+    source, _, attribute = (spec, "", "") if spec.endswith(".py") or ":" not in spec else spec.rpartition(":")
     attribute = attribute or "toolbox"
     try:
         module = _load_source(source)
     except ToolboxError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ToolboxError(f"{_blame(error, source)}: {type(error).__name__}: {error}") from error
     toolbox = getattr(module, attribute, None)
     if toolbox is None:
@@ -138,22 +150,29 @@ def _load_source(source: str) -> ModuleType:
     if not path.is_file():
         raise ToolboxError(f"{source}: there is no such file")
     folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
     # A tools file named like a module that exists (`calendar.py`) must not take that module's place.
-    taken = loaded is not None or path.stem in sys.stdlib_module_names
-    return load_module(ModuleRef(f"_ztrio_tools_{path.stem}" if taken else path.stem, str(path)))
+    standard = path.stem in sys.stdlib_module_names
+    if folder not in sys.path:
+        sys.path.insert(len(sys.path) if standard else 0, folder)
+    names = itertools.chain(
+        () if standard else (path.stem,), (f"_ztrio_tools{number}_{path.stem}" for number in itertools.count(1))
+    )
+    for name in names:
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            return load_module(ModuleRef(name, str(path)))
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
+    raise AssertionError("the names never end")
 
 
 def _blame(error: BaseException, source: str) -> str:
     """File and line of the innermost frame that is the user's, for the message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and not frame.filename.startswith("<")]
-    folder = str(Path(source).resolve().parent)
-    near = [frame for frame in own if frame.filename.startswith(folder)] or own[1:]
-    return f"{near[-1].filename}:{near[-1].lineno}" if near else source
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    # The user's virtual environment is often inside the user's folder, so being near is not being the user's.
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or [
+        frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS[0]) and "importlib" not in frame.filename
+    ]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else source

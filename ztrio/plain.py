@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,13 @@ _MAX_DEPTH: Final = 200  # far below the interpreter's recursion limit, far abov
 
 _I64_MIN: Final = -(2**63)
 _U64_MAX: Final = 2**64 - 1
+
+# The value itself: `str(member)` of an Enum that is also a str would give its name.
+_EXACT: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+)
 
 
 class NotPlain(ValueError):
@@ -59,9 +67,9 @@ def _walk(value: Any, path: str, depth: int, rich: bool) -> Any:
         return [_walk(item, f"{path}[{index}]", depth + 1, rich) for index, item in enumerate(value)]
     if rich and isinstance(value, bytes | dt.datetime):
         return value
-    if isinstance(value, str | int | float):  # subclasses: StrEnum, IntEnum, numpy.float64
-        base = next(base for base in (str, int, float) if isinstance(value, base))
-        return _walk(base(value), path, depth, rich)
+    for base, exact in _EXACT:  # subclasses: StrEnum, IntEnum, numpy.float64
+        if isinstance(value, base):
+            return _walk(exact(value), path, depth, rich)
     fspath = getattr(kind, "__fspath__", None)
     if fspath is not None:
         return _walk(fspath(value), path, depth + 1, rich)
@@ -71,7 +79,7 @@ def _walk(value: Any, path: str, depth: int, rich: bool) -> Any:
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str):
         raise NotPlain(f"{path}: the key {key!r} is not a string")
-    return _text(str(key), path)
+    return _text(str.__str__(key), path)
 
 
 def _text(text: str, path: str) -> str:
@@ -120,12 +128,12 @@ def digest(value: Any) -> str:
 
 
 def decode(data: bytes) -> Any:
-    """Decode what `encode` wrote.
+    """Decode what `encode` wrote. The bytes may come from anywhere, MessagePack that is not plain is refused too.
 
     Raises:
         NotPlain: the bytes are not such an encoding.
     """
     try:
-        return _decoder.decode(data)
+        return plain(_decoder.decode(data), rich=True)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise NotPlain(f"not an encoded value: {error}") from error

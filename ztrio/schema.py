@@ -10,9 +10,11 @@ the queue; what travels to the worker stays JSON-like, and the worker builds the
 from __future__ import annotations
 
 import inspect
+import math
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, get_args, get_origin
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Union, get_args, get_origin
 
 import attrs
 
@@ -22,6 +24,8 @@ from ztrio.policies import Input, Output
 
 if TYPE_CHECKING:
     import pydantic
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
 
 __all__ = ["SESSION_PARAMETER", "Parameters", "Schema", "describe"]
 
@@ -66,8 +70,8 @@ def describe(function: Callable[..., Any]) -> Parameters:
 
     try:
         signature = inspect.signature(function, eval_str=True)
-    except (NameError, AttributeError, SyntaxError, TypeError) as error:
-        raise ToolboxError(f"cannot resolve the annotations: {error}") from error
+    except Exception as error:  # annotations are the user's code
+        raise ToolboxError(f"cannot resolve the annotations: {type(error).__name__}: {error}") from error
     annotations: dict[str, Any] = {}
     outputs: dict[str, Output] = {}
     inputs: dict[str, Input] = {}
@@ -80,10 +84,10 @@ def describe(function: Callable[..., Any]) -> Parameters:
             continue
         _check_parameter(name, parameter)
         annotations[name] = parameter.annotation
-        for policy in _metadata(parameter.annotation):
+        for policy in _path_policies(name, parameter.annotation):
             if isinstance(policy, Output):
                 outputs[name] = policy
-            elif isinstance(policy, Input):
+            else:
                 inputs[name] = policy
     if both := outputs.keys() & inputs.keys():
         raise ToolboxError(f"parameter {min(both)!r} is both Output and Input")
@@ -102,16 +106,40 @@ def _check_parameter(name: str, parameter: inspect.Parameter) -> None:
         raise ToolboxError("the parameter name 'session' is taken: every tool has it, see ToolContext.session")
     if parameter.annotation is parameter.empty:
         raise ToolboxError(f"parameter {name!r} has no annotation")
-    if any(policy in (Output, Input) for policy in _metadata(parameter.annotation)):
+
+
+def _path_policies(name: str, annotation: Any) -> list[Output | Input]:
+    """The policies of a parameter that is one path, `Annotated[Path, Output()]`, or None where the type allows it."""
+    everywhere = list(_metadata(annotation))
+    if any(item in (Output, Input) for item in everywhere):
         raise ToolboxError(f"parameter {name!r}: write Output() or Input(), with parentheses")
+    policies = [item for item in everywhere if isinstance(item, Output | Input)]
+    if policies and not all(
+        isinstance(member, type) and issubclass(member, str | os.PathLike) for member in _members(annotation)
+    ):
+        raise ToolboxError(f"parameter {name!r}: Output() and Input() go with one Path or str, or None instead of it")
+    return policies
 
 
-def _metadata(annotation: Any) -> tuple[Any, ...]:
-    """The metadata of `Annotated[T, ...]`, also inside a union with None."""
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """Everything that any `Annotated[T, ...]` within the annotation carries."""
     if get_origin(annotation) is Annotated:
-        return get_args(annotation)[1:]
-    members = (member for member in get_args(annotation) if get_origin(member) is Annotated)
-    return tuple(item for member in members for item in _metadata(member))
+        yield from annotation.__metadata__
+        yield from _metadata(annotation.__origin__)
+    else:
+        for member in get_args(annotation):
+            yield from _metadata(member)
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types of a union but None, without what `Annotated` adds to them."""
+    if get_origin(annotation) is Annotated:
+        yield from _members(annotation.__origin__)
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    elif annotation is not None and annotation is not types.NoneType:
+        yield annotation
 
 
 class Schema:
@@ -130,25 +158,27 @@ class Schema:
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
-        import pydantic  # noqa: PLC0415 - see the module
-
         self._parameters = parameters
-        # Defaults that come from `x: int = Field(5)`, which the function itself would not understand.
-        self._field_defaults: dict[str, Any] = {}
+        # Fields whose defaults, of `x: int = Field(5)`, the function itself would not understand.
+        self._fields: dict[str, FieldInfo] = {}
         try:
             self._arguments = self._arguments_adapter()
             self.input_schema = self._describe_input()
             self._returns = self._returns_adapter()
             self.output_schema = self._describe_output()
-        except pydantic.errors.PydanticUserError as error:
+        except Exception as error:  # pydantic has several classes for it, and types may bring code of their own
             code = function.__code__
-            raise ToolboxError(f"{code.co_filename}:{code.co_firstlineno}: no JSON Schema: {error.message}") from error
+            reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+            raise ToolboxError(
+                f"{code.co_filename}:{code.co_firstlineno}: no JSON Schema{self._guilty()}: {reason.partition(chr(10))[0]}"
+            ) from error
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check a caller's arguments (without `session`) and return them JSON-like.
 
         Raises:
             InvalidArguments: names every argument that is wrong, never its value.
+            ToolError: a validator of the tool's own raised what is neither ValueError nor AssertionError.
         """
         import pydantic  # noqa: PLC0415 - see the module
 
@@ -159,25 +189,31 @@ class Schema:
             raise InvalidArguments(f"{error}. Nothing ran.") from error
         except pydantic.ValidationError as error:
             problems = [
-                {"argument": ".".join(map(str, item["loc"])) or "arguments", "problem": item["msg"]}
-                for item in error.errors(include_url=False, include_context=False, include_input=False)
+                {"argument": ".".join(map(str, item["loc"])) or "arguments", "problem": _problem(item)}
+                for item in error.errors(include_url=False, include_input=False)
             ]
             listed = "; ".join(f"{item['argument']}: {item['problem']}" for item in problems)
             raise InvalidArguments(f"{listed}. Nothing ran; correct the arguments.", problems=problems) from None
+        except Exception as error:
+            kind = type(error).__name__
+            raise ToolError(
+                f"The tool's own check of its arguments raised {kind}. Nothing ran; the tool needs mending.",
+                exception_type=kind,
+            ) from error
         return values
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The typed keyword arguments for the function, from what `validate` returned."""
         bound: dict[str, Any] = self._arguments.validate_python(dict(arguments))
-        return {**self._field_defaults, **bound}
+        missing = {name: self._default(name) for name in self._fields if name not in bound}
+        return {**missing, **bound}
 
     def path_arguments(self, arguments: Mapping[str, Any]) -> dict[str, str]:
         """The `Output` and `Input` parameters that have a path in this call, defaults included."""
         paths = {}
         for name in (*self._parameters.outputs, *self._parameters.inputs):
-            default = self._field_defaults.get(name, self._parameters.defaults.get(name))
-            value = arguments.get(name, default)
-            if value is not None:
+            value = arguments[name] if name in arguments else self._default(name)
+            if value is not None and value is not inspect.Parameter.empty:
                 paths[name] = os.fspath(value)
         return paths
 
@@ -191,10 +227,14 @@ class Schema:
 
         try:
             if self._returns is not None:
-                value = self._returns.dump_python(self._returns.validate_python(value), mode="json")
+                value = self._returns.validate_python(value)
+                _refuse_infinite(self._returns.dump_python(value), "$")
+                value = self._returns.dump_python(value, mode="json")
             return plain(_builtins(value))
         except NotPlain as error:
             raise ToolError(f"The result does not fit at {error}. Nothing was published.") from error
+        except RecursionError as error:
+            raise ToolError("The result is nested too deeply or contains itself. Nothing was published.") from error
         except (pydantic.ValidationError, pydantic.errors.PydanticUserError, ValueError) as error:
             raise ToolError(
                 f"The result does not match the tool's return annotation: {error}. Nothing was published."
@@ -208,12 +248,17 @@ class Schema:
         fields: dict[str, Any] = {}
         for name, annotation in self._parameters.annotations.items():
             default = self._parameters.defaults.get(name, inspect.Parameter.empty)
+            if default is inspect.Parameter.empty:  # Annotated[int, Field(default=5)] is another way to write it
+                carried = getattr(annotation, "__metadata__", ())
+                default = next((item for item in carried if isinstance(item, FieldInfo)), default)
             required = default is inspect.Parameter.empty
             if isinstance(default, FieldInfo):
                 required = default.is_required()
-                if not required:
-                    self._field_defaults[name] = default.get_default(call_default_factory=True, validated_data={})
+                self._fields[name] = default
                 annotation = Annotated[annotation, _without_default(default)]  # noqa: PLW2901
+            for field in (default, *_metadata(annotation)):
+                if isinstance(field, FieldInfo) and (field.alias or field.validation_alias):
+                    raise ToolboxError(f"parameter {name!r} has an alias; name the parameter itself so")
             fields[name] = annotation if required else NotRequired[annotation]
         arguments = TypedDict("arguments", fields)  # type: ignore[misc]
         # A finite JSON number is all that JSON has; `forbid` finds misspelt arguments.
@@ -228,14 +273,35 @@ class Schema:
         properties: dict[str, Any] = schema.setdefault("properties", {})
         for name, value in properties.items():
             value.pop("title", None)
-            default = self._field_defaults.get(name, self._parameters.defaults.get(name, inspect.Parameter.empty))
-            if default is not inspect.Parameter.empty and name not in schema.get("required", ()):
+            default = self._default(name)
+            if default is not inspect.Parameter.empty:
                 _add_default(value, default)
             if "description" not in value and (hint := self._path_hint(name)):
                 value["description"] = hint
         properties[SESSION_PARAMETER] = dict(_SESSION_SCHEMA)
         schema["additionalProperties"] = False
         return schema
+
+    def _default(self, name: str) -> Any:
+        """The parameter's default as one call gets it, or `inspect.Parameter.empty`."""
+        field = self._fields.get(name)
+        if field is None:
+            return self._parameters.defaults.get(name, inspect.Parameter.empty)
+        if field.is_required():
+            return inspect.Parameter.empty
+        return field.get_default(call_default_factory=True, validated_data={})
+
+    def _guilty(self) -> str:
+        """Which annotation has no schema, for the message."""
+        import pydantic  # noqa: PLC0415 - see the module
+
+        places = {f"parameter {name!r}": annotation for name, annotation in self._parameters.annotations.items()}
+        for place, annotation in {**places, "the return annotation": self._parameters.returns}.items():
+            try:
+                pydantic.TypeAdapter(annotation).json_schema()
+            except Exception:  # noqa: BLE001 - the error is being reported already
+                return f" for {place}"
+        return ""
 
     def _path_hint(self, name: str) -> str | None:
         output = self._parameters.outputs.get(name)
@@ -273,6 +339,25 @@ class Schema:
         return None  # a union may be a dict, None or else: its structured form differs from call to call
 
 
+def _problem(item: ErrorDetails) -> str:
+    if item["type"] == "union_tag_invalid":  # the one message of pydantic that repeats what the caller sent
+        return f"The tag must be one of {item['ctx']['expected_tags']}"
+    return item["msg"]
+
+
+def _refuse_infinite(value: Any, path: str) -> None:
+    """JSON mode of pydantic would turn a NaN or an infinity into null, without a word."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NotPlain(f"{path}: {value!r} is not a finite number")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_infinite(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(value):
+            _refuse_infinite(item, f"{path}[{index}]")
+
+
 def _without_default(field: Any) -> Any:
     from pydantic.fields import FieldInfo  # noqa: PLC0415 - only called when pydantic is there
     from pydantic_core import PydanticUndefined  # noqa: PLC0415
@@ -296,9 +381,7 @@ def _builtins(value: Any) -> Any:
 
     def convert(item: Any) -> Any:
         dump = getattr(item, "model_dump", None)
-        if dump is None:
-            raise NotPlain(f"$: a {type(item).__qualname__} is not JSON-like")
-        return dump(mode="json")
+        return plain(item) if dump is None else dump(mode="json")
 
     if value is None or isinstance(value, str | int | float | bool):
         return value

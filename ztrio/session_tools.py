@@ -6,6 +6,7 @@ else. There is no worker, so no proof of death stands in their events.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import trio
@@ -50,7 +51,7 @@ def _tool(function: Any, capability: Capability, title: str) -> Tool:
         parameters=describe(function),
         capability=capability,
         title=title,
-        description=function.__doc__ or "",
+        description=inspect.cleandoc(function.__doc__ or ""),
         timeout=DEFAULT_TIMEOUT,
         queue_timeout=DEFAULT_QUEUE_TIMEOUT,
         max_timeout=DEFAULT_TIMEOUT,

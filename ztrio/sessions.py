@@ -36,7 +36,7 @@ _MAC_BYTES: Final = 15
 def mint_handle(secret: bytes, principal: str) -> str:
     """Make a new session handle for `principal`: its age and 120 random bits, under a MAC of the store's secret."""
     body = int(time.time()).to_bytes(_STAMP_BYTES, "big") + secrets.token_bytes(_RANDOM_BYTES)
-    return HANDLE_PREFIX + base64.b32encode(body + _mac(secret, principal, body)).decode("ascii").lower()
+    return _written(body + _mac(secret, principal, body))
 
 
 def is_handle(secret: bytes, principal: str, name: str) -> bool:
@@ -47,8 +47,14 @@ def is_handle(secret: bytes, principal: str, name: str) -> bool:
         raw = base64.b32decode(name[len(HANDLE_PREFIX) :].upper().encode("ascii"))
     except ValueError:
         return False
+    if name != _written(raw):  # another spelling is another name, and nobody minted that
+        return False
     body, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
     return len(body) == _STAMP_BYTES + _RANDOM_BYTES and hmac.compare_digest(mac, _mac(secret, principal, body))
+
+
+def _written(raw: bytes) -> str:
+    return HANDLE_PREFIX + base64.b32encode(raw).decode("ascii").lower()
 
 
 def _mac(secret: bytes, principal: str, body: bytes) -> bytes:

@@ -256,7 +256,7 @@ class MemoryStore:
             for position, event in self._events
             if position > after and (principal is None or event.principal == principal)
         ]
-        return wanted[-limit:]
+        return wanted[max(0, len(wanted) - limit) :]
 
     def _next_session(self, write: SessionWrite, now: str) -> SessionRow | None:
         found = self._sessions.get((write.principal, write.name))

@@ -1,40 +1,30 @@
-"""The supervisor: accepts calls, runs each in a task of its own, and closes without leaving anything behind.
+"""The supervisor: accepts calls, runs each in a task of its own, answers questions about them, and closes.
 
-Two nurseries, because two lives have to be kept apart. The user's `async with` body belongs to the user: its
-cancellation must reach the calls it makes, as a word, and never their cleanup. Everything the supervisor runs (the
-backend, the jobs, the audit file) therefore lives in one service task under a shield that closing, and only closing,
-puts a deadline on. Calls are jobs in that task; callers wait for them and say when they leave.
+A call is a job in a task of the supervisor; its caller waits for the answer and says when it leaves. Closing stops
+the calls in flight and puts a bound on everything that is left.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import trio
 
 from ztrio.admission import Admission, ToolDescription
-from ztrio.audit import AuditBus, AuditStatistics, may_see
-from ztrio.audit_file import AuditFile
+from ztrio.audit import AuditStatistics, may_see
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
-from ztrio.errors import InvalidArguments, Outcome, UnsupportedPlatform
-from ztrio.jobs import Blocking, Job, Runtime, Settings
-from ztrio.limits import KeyedLimiter, KeyedLimiterStatistics
-from ztrio.loading import function_ref
+from ztrio.errors import Outcome
+from ztrio.jobs import Job, Runtime
+from ztrio.limits import KeyedLimiterStatistics
 from ztrio.policy import Policy
-from ztrio.publication.staging import Publisher
-from ztrio.sessions import SessionPins
-from ztrio.store import JobRow, MemoryStore, Store
+from ztrio.store import JobRow
 from ztrio.tools import Toolbox
-from ztrio.workers.backend import Backend, BackendFactory, BackendSettings, BackendStatistics
+from ztrio.workers.backend import BackendStatistics
 
-__all__ = ["Supervisor", "SupervisorStatistics", "open_supervisor"]
+__all__ = ["Supervisor", "SupervisorStatistics"]
 
-_FILE_THREADS = 16
 _LAST_MOMENT = 0.4  # seconds for what is left after the bound of closing: cleanup, then the audit file
 
 
@@ -76,8 +66,8 @@ class Supervisor:
         self._admission = Admission(toolbox, runtime, policy)
         # Set when closing begins; nothing is accepted from then on.
         self._closing = trio.Event()
-        # Set by the service task when everything it ran has ended.
-        self._closed = trio.Event()
+        # Set by whoever opened it when everything it ran has ended.
+        self.closed = trio.Event()
         # Everything the supervisor runs; its shield gets a deadline when closing begins.
         self._lifetime = lifetime
 
@@ -201,7 +191,7 @@ class Supervisor:
         """
         self._begin_closing(cause)
         with trio.move_on_at(self._lifetime.deadline, shield=True):
-            await self._closed.wait()
+            await self.closed.wait()
         await trio.lowlevel.checkpoint_if_cancelled()
 
     def _begin_closing(self, cause: str) -> None:
@@ -218,8 +208,8 @@ class Supervisor:
         finally:
             self._admission.forget(job, settled=job.settled)
 
-    async def _serve(self) -> None:
-        """Wait until closing, then until the last call is settled, but not for ever."""
+    async def run_until_idle(self) -> None:
+        """Wait until closing, then until the last call is settled, but not for ever. Run by whoever opened it."""
         try:
             await self._closing.wait()
             with trio.move_on_after(self._runtime.settings.shutdown_bound):
@@ -232,173 +222,14 @@ class Supervisor:
                 job.settling.deadline = deadline
                 job.scope.cancel()
 
+    async def watch_audit(self) -> None:
+        """Stop running mutating calls whenever the audit cannot be written. Run by whoever opened it.
 
-@attrs.define
-class _Services:
-    """Opens what a supervisor runs on, keeps it running, and takes it down in the opposite order."""
-
-    toolbox: Toolbox
-    workspace: Path
-    settings: Settings
-    store: Store
-    factory: BackendFactory
-    policy: Policy | None
-    publisher: Publisher
-    audit_file: Path | None
-    blocking: Blocking
-
-    async def run(self, *, task_status: trio.TaskStatus[Supervisor]) -> None:
-        audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record)
-        file = None if self.audit_file is None else AuditFile(self.audit_file)
-        if file is not None:
-            file.open()
-        supervisor: Supervisor | None = None
-        try:
-            # Cancelling the user's body must not cut cleanup short: closing does, with a deadline of its own.
-            with trio.CancelScope(shield=True) as lifetime:
-                async with trio.open_nursery() as writers, AsyncExitStack() as stack:
-                    if file is not None:
-                        events = await stack.enter_async_context(audit.subscribe(durable=True, capacity=4096))
-                        writers.start_soon(file.write_all, audit, events)
-                    backend = await stack.enter_async_context(self.factory(self._backend_settings()))
-                    async with trio.open_nursery() as nursery:
-                        runtime = self._runtime(audit, backend, nursery)
-                        supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
-                        nursery.start_soon(_watch_audit, supervisor)
-                        task_status.started(supervisor)
-                        await supervisor._serve()
-                        nursery.cancel_scope.cancel()
-                    audit.close()
-                    writers.cancel_scope.deadline = trio.current_time() + _LAST_MOMENT
-        finally:
-            if supervisor is not None:
-                supervisor._closed.set()
-
-    def _runtime(self, audit: AuditBus, backend: Backend, nursery: trio.Nursery) -> Runtime:
-        return Runtime(
-            settings=self.settings,
-            workspace=self.workspace,
-            store=self.store,
-            audit=audit,
-            tickets=KeyedLimiter(),
-            slots=trio.CapacityLimiter(self.settings.workers),
-            readers=trio.CapacityLimiter(self.settings.readers),
-            pins=SessionPins(),
-            backend=backend,
-            publisher=self.publisher,
-            blocking=self.blocking,
-            nursery=nursery,
-        )
-
-    def _backend_settings(self) -> BackendSettings:
-        references = [function_ref(tool.function) for tool in self.toolbox if tool.in_worker]
-        modules = dict.fromkeys((ref.module.name, ref.module.file) for ref in references)
-        return BackendSettings(
-            modules=tuple(modules),
-            functions=tuple((ref.module.name, ref.name) for ref in references),
-            workspace=str(self.workspace),
-            prewarmed=min(2, self.settings.workers),
-            start_timeout=self.settings.start_bound,
-        )
-
-
-async def _watch_audit(supervisor: Supervisor) -> None:
-    """When the audit cannot be written, running mutating calls roll back: what cannot be recorded must not happen."""
-    while True:
-        await supervisor.audit.wait_unavailable()
-        for job in supervisor._admission.jobs.values():
-            if not job.reads_only:
-                job.stop("audit_unavailable")
-        await supervisor.audit.wait_available()
-
-
-def _spawn(settings: BackendSettings) -> Any:
-    from ztrio.workers.spawn import open_spawn_backend  # noqa: PLC0415 - imports what only POSIX has
-
-    return open_spawn_backend(settings)
-
-
-_BACKENDS: dict[str, BackendFactory] = {"auto": _spawn, "spawn": _spawn}
-
-
-async def _in_thread(limiter: trio.CapacityLimiter, function: Any, *args: Any) -> Any:
-    return await trio.to_thread.run_sync(function, *args, limiter=limiter)
-
-
-@asynccontextmanager
-async def open_supervisor(
-    toolbox: Toolbox,
-    *,
-    workspace: str | Path,
-    store: Store | None = None,
-    backend: str | BackendFactory = "auto",
-    policy: Policy | None = None,
-    settings: Settings | None = None,
-    audit_file: str | Path | None = None,
-    publisher: Publisher | None = None,
-    blocking: Blocking | None = None,
-) -> AsyncIterator[Supervisor]:
-    """Run a toolbox on a workspace for as long as the `async with` body lasts.
-
-    Leaving the body stops calls in flight, rolls them back and waits, at most `Settings.shutdown_bound` and a second.
-    An exception of the body leaves as it is, never wrapped in a group.
-
-    Args:
-        toolbox: The tools, from a module that a worker can import.
-        workspace: An existing directory; every output is inside it.
-        store: Where sessions, jobs and the audit log are kept; in memory when omitted.
-        backend: `auto`, `spawn`, or a factory.
-        policy: Who may use what; everybody everything when omitted.
-        settings: The bounds.
-        audit_file: Append the audit to this file, as JSON lines.
-        publisher: How files are published; for tests.
-        blocking: How blocking functions are run; in threads when omitted.
-
-    Raises:
-        UnsupportedPlatform: this is not a POSIX system.
-        InvalidArguments: the workspace is no directory, or there is no such backend.
-        ToolboxError: a tool cannot be loaded by a worker, or a parameter's type has no JSON Schema.
-        StoreUnavailable: the audit file cannot be opened.
-    """
-    if sys.platform == "win32":
-        raise UnsupportedPlatform(
-            "ztrio runs on Linux and macOS only: it has to end whole process groups and exchange files atomically. "
-            "Nothing was started."
-        )
-    root = Path(workspace).resolve()  # noqa: ASYNC240 - once, before anything runs
-    if not root.is_dir():  # noqa: ASYNC240 - the same
-        raise InvalidArguments(f"The workspace {workspace} is not a directory. Nothing was started; make it first.")
-    factory = _BACKENDS.get(backend) if isinstance(backend, str) else backend
-    if factory is None:
-        raise InvalidArguments(f"There is no backend {backend!r}; choose from {', '.join(_BACKENDS)}.")
-    if blocking is None:
-        threads = trio.CapacityLimiter(_FILE_THREADS)
-
-        def blocking(function: Any, /, *args: Any) -> Any:
-            return _in_thread(threads, function, *args)
-
-    services = _Services(
-        toolbox=toolbox,
-        workspace=root,
-        settings=settings or Settings(),
-        store=MemoryStore() if store is None else store,
-        factory=factory,
-        policy=policy,
-        publisher=Publisher(root) if publisher is None else publisher,
-        audit_file=None if audit_file is None else Path(audit_file),
-        blocking=blocking,
-    )
-    for tool in toolbox:
-        _ = tool.schema  # a broken type fails here, not in the middle of the first call
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            supervisor: Supervisor = await nursery.start(services.run)
-            try:
-                yield supervisor
-            finally:
-                await supervisor.aclose()
-        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again below, outside the nursery
-            failure = error
-    if failure is not None:
-        raise failure
+        What cannot be recorded must not happen: they roll back.
+        """
+        while True:
+            await self.audit.wait_unavailable()
+            for job in self._admission.jobs.values():
+                if not job.reads_only:
+                    job.stop("audit_unavailable")
+            await self.audit.wait_available()

@@ -34,27 +34,32 @@ class ProgressPump:
         self._latest: tuple[float, float | None, str | None] | None = None
         # The largest progress reported; only grows.
         self._highest = float("-inf")
-        self._reported = trio.Event()
+        # Set by a report and by the end; replaced when the task has seen it.
+        self._woken = trio.Event()
+        # Set once; the task sends what there is and returns.
+        self._ended = trio.Event()
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
         """Remember a report; the call's `on_progress`."""
         if progress > self._highest:
             self._highest = progress
             self._latest = (progress, total, message)
-            self._reported.set()
+            self._woken.set()
+
+    def end(self) -> None:
+        """Let `run` send the last report and return."""
+        self._ended.set()
+        self._woken.set()
 
     async def run(self) -> None:
-        """Send reports until cancelled."""
+        """Send reports until the end."""
         while True:
-            await self._reported.wait()
-            self._reported = trio.Event()
-            await self.flush()
-            await trio.sleep(INTERVAL)
-
-    async def flush(self) -> None:
-        """Send the latest report, if it was not sent."""
-        if self._latest is None:
-            await trio.lowlevel.checkpoint()
-            return
-        latest, self._latest = self._latest, None
-        await self._send(*latest)
+            await self._woken.wait()
+            self._woken = trio.Event()
+            if self._latest is not None:
+                latest, self._latest = self._latest, None
+                await self._send(*latest)
+            if self._ended.is_set():
+                return
+            with trio.move_on_after(INTERVAL):
+                await self._ended.wait()

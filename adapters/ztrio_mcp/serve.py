@@ -20,7 +20,8 @@ import trio
 from ztrio.errors import ZtrioError
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
-from ztrio.supervisor import Supervisor, open_supervisor
+from ztrio.opening import open_supervisor
+from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio_mcp.life import Ending, LiveWorkers, watch_bound, watch_signals
 from ztrio_mcp.server import McpServer
@@ -118,11 +119,8 @@ class _Connection:
             await self._written.wait()
 
     async def _run_sdk(self) -> None:
-        sdk = self._server.sdk
         try:
-            await sdk.run(
-                self._transport.read_stream, self._transport.write_stream, sdk.create_initialization_options()
-            )
+            await self._server.run(self._transport.read_stream, self._transport.write_stream)
         except Exception as error:  # noqa: BLE001 - kept and raised when everything has wound down
             self.failure = error
         finally:

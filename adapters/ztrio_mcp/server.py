@@ -19,7 +19,9 @@ import attrs
 import trio
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
@@ -72,8 +74,6 @@ class McpServer:
         context: Who is calling.
         version: Version of the server shown to clients.
 
-    Attributes:
-        sdk: The SDK's server, ready for `run`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class McpServer:
         self._frames = frames
         self._context = attrs.evolve(context, surface="mcp")
         self._tools = {description.name: tool(description) for description in supervisor.describe_tools()}
-        self.sdk: Server[Any] = Server(
+        self._sdk: Server[Any] = Server(
             supervisor.toolbox.name,
             version=version,
             instructions=_INSTRUCTIONS,
@@ -93,6 +93,12 @@ class McpServer:
             on_list_resource_templates=self._list_resource_templates,
             on_read_resource=self._read_resource,
         )
+
+    async def run(
+        self, read_stream: ReadStream[SessionMessage | Exception], write_stream: WriteStream[SessionMessage]
+    ) -> None:
+        """Serve one connection until its input ends."""
+        await self._sdk.run(read_stream, write_stream, self._sdk.create_initialization_options())
 
     def undelivered(self, request: InFlight, why: str) -> None:
         """An answer did not reach the client; the audit says so where the call had committed."""
@@ -132,12 +138,12 @@ class McpServer:
                 )
             except ZtrioError as error:
                 answer = error
-            nursery.cancel_scope.cancel()
+            else:
+                if request is not None and answer.outcome is Outcome.COMMITTED:
+                    request.committed = self._commit_unanswered(params.name, session, request, answer)
+            pump.end()
         if isinstance(answer, ZtrioError):
             return error_result(answer)
-        if request is not None and answer.outcome is Outcome.COMMITTED:
-            request.committed = self._commit_unanswered(params.name, session, request, answer)
-        await pump.flush()
         return success_result(answer)
 
     def _commit_unanswered(self, name: str, session: str, request: InFlight, answer: CallResult) -> AuditEvent:

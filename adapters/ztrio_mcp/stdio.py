@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -51,6 +52,7 @@ def claimed_stdio() -> Iterator[tuple[int, int]]:
     saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1)]
     wire = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1)]
     null = os.open(os.devnull, os.O_RDWR)
+    _flush_stdout()
     try:
         os.dup2(null, 0)
         try:
@@ -59,10 +61,19 @@ def claimed_stdio() -> Iterator[tuple[int, int]]:
             os.dup2(null, 1)
         yield wire[0], wire[1]
     finally:
+        _flush_stdout()
         for fd, original in enumerate(saved):
             os.dup2(original, fd)
             os.close(original)
         os.close(null)
+
+
+def _flush_stdout() -> None:
+    """Let what was printed go where fd 1 points now, not where it will point later."""
+    try:
+        sys.stdout.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # there is no stdout, it is closed, or its reader is gone
 
 
 class Lines:
@@ -294,8 +305,8 @@ async def open_transport(
     try:
         yield StdioTransport(incoming, outgoing, frame_limit=frame_limit)
     finally:
-        await trio.aclose_forcefully(incoming)  # closing a descriptor never waits
-        await trio.aclose_forcefully(outgoing)
+        incoming.close()
+        outgoing.close()
 
 
 class _ReadStream:

@@ -173,14 +173,15 @@ class RawClient:
 async def raw_client(send: trio.abc.SendStream, receive: trio.abc.ReceiveStream) -> AsyncIterator[RawClient]:
     """A client on two byte streams, which are closed at the end."""
     client = RawClient(send, receive)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.run)
-        try:
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.run)
             yield client
-        finally:
             nursery.cancel_scope.cancel()
-            await trio.aclose_forcefully(send)
-            await trio.aclose_forcefully(receive)
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+            await send.aclose()
+            await receive.aclose()
 
 
 class RawProcess:
@@ -235,4 +236,4 @@ async def raw_process(
             process.kill()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
             await process.wait()
-        await trio.aclose_forcefully(process.stderr)
+            await process.stderr.aclose()

@@ -36,6 +36,12 @@ class Served:
     # The server's return value; set before `ended`.
     status: int | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    async def stop(self) -> None:
+        """Cancel the server and wait for its end."""
+        self.scope.cancel()
+        await self.ended.wait()
 
     async def wait_end(self, within: float = 10) -> int | None:
         """Wait for the server's end; its status."""
@@ -77,9 +83,10 @@ def serving(box: ztrio.Toolbox, tmp_path: Path) -> Serving:
 
             async def run() -> None:
                 try:
-                    served.status = await serve_stdio(
-                        supervisor, fds=(server_in, server_out), ending=ending, **options
-                    )
+                    with served.scope:
+                        served.status = await serve_stdio(
+                            supervisor, fds=(server_in, server_out), ending=ending, **options
+                        )
                 finally:
                     served.ended.set()
 

@@ -94,3 +94,14 @@ def steps(ctx: ztrio.ToolContext, count: int, pause: float = 0.0) -> int:
 def huge() -> int:
     """Return an integer that JSON text cannot carry."""
     return 10**5000
+
+
+@toolbox.tool(capability="write", grace=20)
+async def graceful(ctx: ztrio.ToolContext) -> None:
+    """Report the pid, and when asked to end, take long over it."""
+    ctx.progress(1, message=str(os.getpid()))
+    try:
+        await trio.sleep(300)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(15)

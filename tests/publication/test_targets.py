@@ -160,7 +160,14 @@ def test_inputs_exist_inside_and_are_of_the_kind(workspace: Path, tmp_path: Path
     assert workspace / "d" / "f" == resolve_input(workspace, "in", "link", Input(kind="file"))
     assert workspace / "d" == resolve_input(workspace, "in", "d", Input(kind="dir"))
     assert workspace == resolve_input(workspace, "in", ".", Input())
-    for raw, kind in (("nope", "any"), ("nope/x", "any"), ("d/f/x", "any"), ("d", "file"), ("d/f", "dir"), ("x" * 300, "any")):
+    for raw, kind in (
+        ("nope", "any"),
+        ("nope/x", "any"),
+        ("d/f/x", "any"),
+        ("d", "file"),
+        ("d/f", "dir"),
+        ("x" * 300, "any"),
+    ):
         with pytest.raises(InvalidArguments):
             resolve_input(workspace, "in", raw, Input(kind=kind))  # type: ignore[arg-type]
     for raw in ("..", "out", "/etc/passwd"):

@@ -198,3 +198,11 @@ def test_without_proc_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(leaks, "_PROC", tmp_path)
     with pytest.raises(UnsupportedPlatform):
         LeakProbe()
+
+
+def test_every_test_is_probed(nothing_left_behind: LeakProbe) -> None:
+    """The fixture that every test has sees what this very test does."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    found = nothing_left_behind.leaks()
+    os.close(descriptor)
+    assert found == [f"descriptor {descriptor} -> {os.devnull}"]

@@ -293,10 +293,13 @@ class Publication:
     def _was_edited(self, slot: Slot) -> bool:
         assert slot.slot_fd is not None
         found = self._ops.stat(slot.slot_fd, slot.target.name)
-        return (
-            found is None
-            or fingerprint(self._ops, slot.slot_fd, slot.target.name, found, self._limits, content=False) != slot.staged
-        )
+        if found is None:
+            return True
+        if found.is_dir and found.permissions & stat.S_IRWXU != stat.S_IRWXU:
+            # It may have got a mode from its target that keeps even its owner from looking.
+            self._ops.set_mode(slot.slot_fd, slot.target.name, found.permissions | stat.S_IRWXU)
+        again = fingerprint(self._ops, slot.slot_fd, slot.target.name, found, self._limits, content=False)
+        return again != slot.staged
 
     def _loosen(self, dir_fd: int, name: str) -> int | None:
         """Make a directory movable: its `..` changes, so its owner needs write permission on it.

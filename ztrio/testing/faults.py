@@ -26,6 +26,7 @@ class FaultyOps(FileOps):
     Attributes:
         calls: Names of the operations called, in order.
         fired: Whether the fault has struck.
+        armed: While False, calls are not counted and nothing fails.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class FaultyOps(FileOps):
         self._left = nth
         self.calls: list[str] = []
         self.fired = False
+        self.armed = True
 
     def _run(self, name: str, real: Callable[[], _T], *, undo: Callable[[_T], None] | None = None) -> _T:
         self.calls.append(name)
-        if name != self._operation:
+        if name != self._operation or not self.armed:
             return real()
         self._left -= 1
         if self._left != 0:

@@ -24,10 +24,10 @@ import attrs
 import trio
 
 from ztrio.errors import UnsupportedPlatform
+from ztrio.publication.jobdir import JOB_PREFIX
 
 __all__ = ["LeakProbe", "ProcessInfo", "processes", "resident_bytes"]
 
-JOB_DIRECTORY: Final = ".ztrio-job-*"
 _PROC: Final = Path("/proc")
 _POLL: Final = 0.01  # seconds between looks
 
@@ -263,7 +263,9 @@ class LeakProbe:
             yield from place.iterdir()
         if self._job_directories:
             for root in self._roots:
-                yield from root.rglob(JOB_DIRECTORY)
+                # Unlike rglob, walk takes it in its stride when a directory vanishes meanwhile.
+                for folder, names, _ in os.walk(root):
+                    yield from (Path(folder, name) for name in names if name.startswith(JOB_PREFIX))
 
 
 def _command(pid: int) -> str:

@@ -24,12 +24,13 @@ import trio
 
 from ztrio.errors import ZtrioError
 from ztrio.jobs import Settings
+from ztrio.opening import open_supervisor
 from ztrio.plain import decode, encode, plain
 from ztrio.policy import Policy
 from ztrio.publication.exchange import FileOps
 from ztrio.publication.staging import Publisher
 from ztrio.store import Store
-from ztrio.supervisor import Supervisor, open_supervisor
+from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio.workers.backend import BackendSettings, BackendStatistics, Proof
 from ztrio.workers.wire import Failure, Request, Result

@@ -107,10 +107,13 @@ async def end_group(leader: LeaderWatch, *, grace: float, bound: float, members:
     if grace > 0:
         signal_group(leader.pid, signal.SIGTERM)
         escalated = not await _becomes_empty(leader, grace, members)
+    survivors: set[int] = set()
+    if leader.exited.is_set():
+        with trio.move_on_after(bound):
+            survivors |= await _look(members, leader.pid)
     # Also when the group is empty by now: the leader, unreaped, keeps the number, so this can hit nobody else.
     signal_group(leader.pid, signal.SIGKILL)
     killed_at = trio.current_time()
-    survivors: set[int] = set()
     pause = _FIRST_PAUSE
     with trio.move_on_after(bound):
         await leader.exited.wait()

@@ -70,7 +70,7 @@ async def open_spawn_backend(settings: BackendSettings, *, members: Members | No
                 backend.close()
     except BaseExceptionGroup as group:
         # The nursery wraps what the body raised; the body's own error is what the caller is to see.
-        if inner is None or len(group.exceptions) > 1:
+        if group.exceptions != (inner,):
             raise
     if inner is not None:
         raise inner

@@ -1,0 +1,122 @@
+"""The tools of these tests: with scripted workers only their signatures count, real workers run them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+
+import ztrio
+from ztrio import Output, ToolContext
+
+toolbox = ztrio.Toolbox("calls")
+
+File = Annotated[Path, Output()]
+Folder = Annotated[Path, Output(kind="dir", existing="replace")]
+
+
+@toolbox.tool(capability="write", queue_timeout=10.0, timeout=5.0)
+def count(ctx: ToolContext) -> int:
+    """Add one to the session's counter."""
+    ctx.session["count"] = ctx.session.get("count", 0) + 1
+    value: int = ctx.session["count"]
+    return value
+
+
+@toolbox.tool(capability="write", queue_timeout=10.0, timeout=5.0)
+def export(out: File, text: str = "new") -> str:
+    """Write one file."""
+    out.write_text(text)
+    return str(out)
+
+
+@toolbox.tool(capability="write", queue_timeout=10.0, timeout=5.0)
+def publish(ctx: ToolContext, page: File, fresh: File, site: Folder) -> None:
+    """Replace a file, make a new one and replace a directory, and count."""
+    ctx.session["count"] = ctx.session.get("count", 0) + 1
+    page.write_text("new page")
+    fresh.write_text("fresh")
+    site.mkdir()
+    (site / "index").write_text("new site")
+
+
+@toolbox.tool(capability="write", queue_timeout=10.0, timeout=5.0)
+def build(site: Folder) -> None:
+    """Replace a directory."""
+    site.mkdir()
+
+
+@toolbox.tool(capability="destructive", effects="external", queue_timeout=10.0, timeout=5.0)
+def mail(to: str = "somebody") -> None:
+    """Send what cannot be called back."""
+
+
+@toolbox.tool(capability="write", grace=1.5, timeout=5.0)
+def polite() -> None:
+    """A tool that is asked before it is killed."""
+
+
+@toolbox.tool(capability="read", timeout=5.0)
+async def look(ctx: ToolContext, seconds: float = 0.0, fail: bool = False) -> dict[str, Any]:
+    """Look at the session, in the server process."""
+    await trio.sleep(seconds)
+    if fail:
+        raise LookupError("nothing there")
+    return dict(ctx.session)
+
+
+@toolbox.tool(capability="read", timeout=0.3, queue_timeout=0.3)
+def look_long(path: str) -> str:
+    """Look at something slowly, in a thread, until the file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return "seen"
+
+
+@toolbox.tool(capability="read", isolate=True, timeout=5.0, queue_timeout=10.0)
+def look_apart() -> str:
+    """Look, in a worker."""
+    return "seen"
+
+
+# -- for real workers
+
+
+@toolbox.tool(capability="write", timeout=30.0)
+def stubborn(out: File, marks: str) -> None:
+    """Ignore SIGTERM, write to staging, start a child that does the same, and never end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    out.write_text("late")
+    late = "import signal,sys,time;signal.signal(15,signal.SIG_IGN);time.sleep(1.5);open(sys.argv[1],'w').write('late')"
+    child = subprocess.Popen([sys.executable, "-c", late, str(out)])
+    Path(marks).write_text(f"{os.getpid()} {child.pid}")
+    while True:
+        pass
+
+
+@toolbox.tool(capability="write", timeout=30.0)
+def leave_child(out: File, marks: str) -> str:
+    """Succeed and leave a child running."""
+    child = subprocess.Popen(["sleep", "300"])
+    Path(marks).write_text(str(child.pid))
+    out.write_text("done")
+    return "done"
+
+
+@toolbox.tool(capability="write", timeout=60.0)
+def burn(marks: str) -> None:
+    """Burn a processor until killed."""
+    Path(marks).touch()
+    while True:
+        pass
+
+
+@toolbox.tool(capability="write", timeout=60.0)
+def block(marks: str) -> None:
+    """Sit in a system call until killed."""
+    Path(marks).touch()
+    time.sleep(999)

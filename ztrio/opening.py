@@ -1,0 +1,216 @@
+"""Opening a supervisor: what it runs on, in which nurseries, and how that ends.
+
+Two nurseries, because two lives have to be kept apart. The user's `async with` body belongs to the user: its
+cancellation must reach the calls it makes, as a word, and never their cleanup. Everything the supervisor runs (the
+backend, the jobs, the audit file) therefore lives in one service task under a shield that closing, and only closing,
+puts a deadline on. Calls are jobs in that task; callers wait for them and say when they leave.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from ztrio.audit import AuditBus
+from ztrio.audit_file import AuditFile
+from ztrio.errors import InvalidArguments, UnsupportedPlatform
+from ztrio.jobs import Blocking, Runtime, Settings
+from ztrio.limits import KeyedLimiter
+from ztrio.loading import function_ref
+from ztrio.policy import Policy
+from ztrio.publication.staging import Publisher
+from ztrio.sessions import SessionPins
+from ztrio.store import MemoryStore, Store
+from ztrio.supervisor import Supervisor
+from ztrio.tools import Toolbox
+from ztrio.workers.backend import Backend, BackendFactory, BackendSettings
+
+__all__ = ["open_supervisor"]
+
+_FILE_THREADS = 16
+_LAST_MOMENT = 0.4  # seconds for the audit file after everything else has ended
+
+
+@attrs.define
+class _Services:
+    """Opens what a supervisor runs on, keeps it running, and takes it down in the opposite order."""
+
+    toolbox: Toolbox
+    workspace: Path
+    settings: Settings
+    store: Store
+    factory: BackendFactory
+    policy: Policy | None
+    publisher: Publisher
+    audit_file: Path | None
+    blocking: Blocking
+
+    async def run(self, *, task_status: trio.TaskStatus[Supervisor]) -> None:
+        audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record)
+        file = None if self.audit_file is None else AuditFile(self.audit_file)
+        if file is not None:
+            file.open()
+        supervisor: Supervisor | None = None
+        try:
+            # Cancelling the user's body must not cut cleanup short: closing does, with a deadline of its own.
+            with trio.CancelScope(shield=True) as lifetime:
+                async with trio.open_nursery() as writers, AsyncExitStack() as stack:
+                    if file is not None:
+                        events = await stack.enter_async_context(audit.subscribe(durable=True, capacity=4096))
+                        writers.start_soon(file.write_all, audit, events)
+                    backend = await stack.enter_async_context(self.factory(self._backend_settings()))
+                    async with trio.open_nursery() as nursery:
+                        runtime = self._runtime(audit, backend, nursery)
+                        supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
+                        nursery.start_soon(supervisor.watch_audit)
+                        # Whoever opens it may have been cancelled meanwhile. Then this task would stay the opener's,
+                        # who waits for its end, and nobody would ever close it.
+                        lifetime.shield = False
+                        await trio.lowlevel.checkpoint_if_cancelled()
+                        lifetime.shield = True
+                        task_status.started(supervisor)
+                        await supervisor.run_until_idle()
+                        nursery.cancel_scope.cancel()
+                    audit.close()
+                    writers.cancel_scope.deadline = trio.current_time() + _LAST_MOMENT
+        finally:
+            if supervisor is not None:
+                supervisor.closed.set()
+
+    def _runtime(self, audit: AuditBus, backend: Backend, nursery: trio.Nursery) -> Runtime:
+        return Runtime(
+            settings=self.settings,
+            workspace=self.workspace,
+            store=self.store,
+            audit=audit,
+            tickets=KeyedLimiter(),
+            slots=trio.CapacityLimiter(self.settings.workers),
+            readers=trio.CapacityLimiter(self.settings.readers),
+            pins=SessionPins(),
+            backend=backend,
+            publisher=self.publisher,
+            blocking=self.blocking,
+            nursery=nursery,
+        )
+
+    def _backend_settings(self) -> BackendSettings:
+        references = [function_ref(tool.function) for tool in self.toolbox if tool.in_worker]
+        modules = dict.fromkeys((ref.module.name, ref.module.file) for ref in references)
+        return BackendSettings(
+            modules=tuple(modules),
+            functions=tuple((ref.module.name, ref.name) for ref in references),
+            workspace=str(self.workspace),
+            prewarmed=min(2, self.settings.workers),
+            start_timeout=self.settings.start_bound,
+        )
+
+
+def _spawn(settings: BackendSettings) -> Any:
+    from ztrio.workers.spawn import open_spawn_backend  # noqa: PLC0415 - imports what only POSIX has
+
+    return open_spawn_backend(settings)
+
+
+_BACKENDS: dict[str, BackendFactory] = {"auto": _spawn, "spawn": _spawn}
+
+
+async def _in_thread(limiter: trio.CapacityLimiter, function: Any, *args: Any) -> Any:
+    return await trio.to_thread.run_sync(function, *args, limiter=limiter)
+
+
+@asynccontextmanager
+async def open_supervisor(
+    toolbox: Toolbox,
+    *,
+    workspace: str | Path,
+    store: Store | None = None,
+    backend: str | BackendFactory = "auto",
+    policy: Policy | None = None,
+    settings: Settings | None = None,
+    audit_file: str | Path | None = None,
+    publisher: Publisher | None = None,
+    blocking: Blocking | None = None,
+) -> AsyncIterator[Supervisor]:
+    """Run a toolbox on a workspace for as long as the `async with` body lasts.
+
+    Leaving the body stops calls in flight, rolls them back and waits, at most `Settings.shutdown_bound` and a second.
+    An exception of the body leaves as it is, never wrapped in a group.
+
+    Args:
+        toolbox: The tools, from a module that a worker can import.
+        workspace: An existing directory; every output is inside it.
+        store: Where sessions, jobs and the audit log are kept; in memory when omitted.
+        backend: `auto`, `spawn`, or a factory.
+        policy: Who may use what; everybody everything when omitted.
+        settings: The bounds.
+        audit_file: Append the audit to this file, as JSON lines.
+        publisher: How files are published; for tests.
+        blocking: How blocking functions are run; in threads when omitted.
+
+    Raises:
+        UnsupportedPlatform: this is not a POSIX system.
+        InvalidArguments: the workspace is no directory, or there is no such backend.
+        ToolboxError: a tool cannot be loaded by a worker, or a parameter's type has no JSON Schema.
+        StoreUnavailable: the audit file cannot be opened.
+    """
+    if sys.platform == "win32":
+        raise UnsupportedPlatform(
+            "ztrio runs on Linux and macOS only: it has to end whole process groups and exchange files atomically. "
+            "Nothing was started."
+        )
+    root = Path(workspace).resolve()  # noqa: ASYNC240 - once, before anything runs
+    if not root.is_dir():  # noqa: ASYNC240 - the same
+        raise InvalidArguments(f"The workspace {workspace} is not a directory. Nothing was started; make it first.")
+    factory = _BACKENDS.get(backend) if isinstance(backend, str) else backend
+    if factory is None:
+        raise InvalidArguments(f"There is no backend {backend!r}; choose from {', '.join(_BACKENDS)}.")
+    if blocking is None:
+        threads = trio.CapacityLimiter(_FILE_THREADS)
+
+        def blocking(function: Any, /, *args: Any) -> Any:
+            return _in_thread(threads, function, *args)
+
+    services = _Services(
+        toolbox=toolbox,
+        workspace=root,
+        settings=settings or Settings(),
+        store=MemoryStore() if store is None else store,
+        factory=factory,
+        policy=policy,
+        publisher=Publisher(root) if publisher is None else publisher,
+        audit_file=None if audit_file is None else Path(audit_file),
+        blocking=blocking,
+    )
+    for tool in toolbox:
+        _ = tool.schema  # a broken type fails here, not in the middle of the first call
+    failure: BaseException | None = None
+    supervisor: Supervisor | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                supervisor = await nursery.start(services.run)
+                try:
+                    yield supervisor
+                finally:
+                    # The body's own exception leaves, also when it is being cancelled; closing has its own bound.
+                    with trio.CancelScope(shield=True):
+                        await supervisor.aclose()
+            except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again below, outside the nursery
+                failure = error
+    except BaseExceptionGroup as group:
+        raise _single(group) from None  # what the services raised: a failure of their own, or KeyboardInterrupt
+    if failure is not None:
+        raise _single(failure) if supervisor is None else failure
+
+
+def _single(error: BaseException) -> BaseException:
+    """The one exception inside nested groups of one, as our own nurseries make them."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
