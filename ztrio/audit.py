@@ -225,6 +225,8 @@ class AuditBus:
         self._missed = 0
         self._reducers: list[Callable[[AuditEvent], None]] = []
         self._subscriptions: list[Subscription] = []
+        # Set once, when nothing more will be published: whoever subscribes then finds the end.
+        self._closed = False
         # Replaced each time it is set: everybody waiting for room re-checks then.
         self._room = trio.Event()
         # Who cannot write → why. While it is not empty, new mutating calls are refused.
@@ -252,7 +254,12 @@ class AuditBus:
         """Stamp, record and deliver `event`; the stamped event."""
         stamped = self.stamp(event)
         if self._recorder is not None:
-            self._recorder(stamped)
+            try:
+                self._recorder(stamped)
+            except Exception as error:  # noqa: BLE001 - a log that fails must not break the cleanup that publishes
+                self.mark_unavailable("log", f"the audit log cannot be written: {type(error).__name__}: {error}")
+            else:
+                self.mark_available("log")
         self.deliver(stamped)
         return stamped
 
@@ -280,7 +287,10 @@ class AuditBus:
         wanted = _everything if context is None else lambda event: may_see(context, event)
         headroom = self._admitted * EVENTS_PER_CALL if durable else 0
         subscription = Subscription(self, capacity + headroom, wanted, capacity if durable else None)
-        self._subscriptions.append(subscription)
+        if self._closed:
+            subscription._close()
+        else:
+            self._subscriptions.append(subscription)
         try:
             yield subscription
         finally:
@@ -291,6 +301,7 @@ class AuditBus:
 
     def close(self) -> None:
         """End every subscription after what it still holds."""
+        self._closed = True
         for subscription in self._subscriptions:
             subscription._close()
         self._subscriptions.clear()
@@ -306,6 +317,10 @@ class AuditBus:
     def unavailable(self) -> str | None:
         """Why the audit or the store cannot be written now, or None."""
         return next(iter(self._unavailable.values()), None)
+
+    def failing(self, who: str) -> bool:
+        """Whether `who` cannot write now."""
+        return who in self._unavailable
 
     def mark_unavailable(self, who: str, why: str) -> None:
         """Say that `who` cannot write: new mutating calls are refused, running ones roll back."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -43,7 +44,7 @@ class Committer:
         proof: The worker's proof of death.
 
     Attributes:
-        unresolved: Nobody knows the outcome: files, locks and staging stay as they are.
+        settled: Committed, or everything was put back; else files, locks and staging stay as they are.
     """
 
     def __init__(self, runtime: Runtime, job: Job, staging: Staging, session: SessionRow | None, proof: Proof) -> None:
@@ -52,12 +53,15 @@ class Committer:
         self._staging = staging
         self._session = session
         self._facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
-        self.unresolved = False
+        self.settled = False
+        # Whether the transaction was issued and nobody can tell what became of it; then nothing is put back.
+        self._in_doubt = False
+        # Ends the bound of the answer.
+        self._overdue = trio.CancelScope()
 
     async def commit(self, reply: Result) -> None:
         """Publish, commit, answer; or undo and answer with the error."""
-        overdue = trio.CancelScope()
-        self._runtime.nursery.start_soon(self._answer_when_overdue, overdue)
+        self._runtime.nursery.start_soon(self._answer_when_overdue)
         try:
             value, targets, event = await self._commit(reply)
         except ZtrioError as error:
@@ -69,6 +73,7 @@ class Committer:
             raise
         else:
             # Committed: from here on only forward.
+            self.settled = True
             try:
                 if not self._runtime.store.durable:
                     # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
@@ -80,7 +85,7 @@ class Committer:
                 self._runtime.audit.deliver(event)
                 self._job.succeed(value, Outcome.COMMITTED, targets)
         finally:
-            overdue.cancel()
+            self._overdue.cancel()
 
     async def _commit(self, reply: Result) -> tuple[Any, Mapping[str, str], AuditEvent]:
         job, runtime, staging = self._job, self._runtime, self._staging
@@ -115,11 +120,15 @@ class Committer:
         if killed:
             job = self._job
             self._runtime.audit.publish(job.event("worker_terminated", cause=job.cause.text, **self._facts))
-        await self._roll_back(error, external=killed and self._job.tool.effects == "external")
+        self._runtime.nursery.start_soon(self._answer_when_overdue)
+        try:
+            await self._roll_back(error, external=killed and self._job.tool.effects == "external")
+        finally:
+            self._overdue.cancel()
 
     async def _fail(self, error: ZtrioError) -> None:
         """The commit did not happen."""
-        if self.unresolved:
+        if self._in_doubt:
             self._unresolve(
                 Unresolved(
                     "The store failed in the middle of the commit and cannot say whether it happened. Files stay "
@@ -135,18 +144,17 @@ class Committer:
         await self._roll_back(error, external=False)
 
     async def _abort(self) -> None:
-        self.unresolved = True  # whatever interrupts the next step, nobody can tell then
+        self._in_doubt = True  # whatever interrupts the next step, nobody can tell then
         try:
             await self._runtime.store.abort(self._job.id)
         except Exception:  # noqa: BLE001 - any failure means the same
             return
-        self.unresolved = False
+        self._in_doubt = False
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
         try:
             kept: tuple[str, ...] = await self._runtime.blocking(self._staging.roll_back)
         except Exception as failure:  # noqa: BLE001 - whatever kept the files from going back, their state is unknown
-            self.unresolved = True
             self._unresolve(
                 Unresolved(
                     f"Putting the files back failed ({type(failure).__name__}: {failure}). The originals are in the "
@@ -156,26 +164,33 @@ class Committer:
                 )
             )
             return
+        self.settled = True
         if kept:
             error.details["kept"] = list(kept)
         if external:
-            await self._end("unresolved", Outcome.UNRESOLVED, reason="external_effects")
-            self._job.fail(_external(error), Outcome.UNRESOLVED)
-            return
-        await self._end("rollback", Outcome.ROLLED_BACK, kept=kept or None)
-        self._job.fail(error, Outcome.ROLLED_BACK)
+            await self._end("unresolved", Outcome.UNRESOLVED, _external(error), reason="external_effects")
+        else:
+            await self._end("rollback", Outcome.ROLLED_BACK, error, kept=kept or None)
 
-    async def _end(self, name: str, outcome: Outcome, **facts: Any) -> None:
+    async def _end(self, name: str, outcome: Outcome, error: ZtrioError, **facts: Any) -> None:
+        self._overdue.cancel()  # what is left has a bound of its own and decides nothing
         await finish(
-            self._runtime, self._job, self._terminal(name), outcome, cause=self._job.cause.text, **self._facts, **facts
+            self._runtime,
+            self._job,
+            self._terminal(name),
+            outcome,
+            partial(self._job.fail, error, outcome),
+            cause=self._job.cause.text,
+            **self._facts,
+            **facts,
         )
 
     def _terminal(self, name: str) -> str:
         """The name of the terminal event: an unresolved call is settled, not ended a second time."""
         return "settled" if self._job.answered.is_set() else name
 
-    async def _answer_when_overdue(self, overdue: trio.CancelScope) -> None:
-        with overdue:
+    async def _answer_when_overdue(self) -> None:
+        with self._overdue:
             await trio.sleep(self._runtime.settings.commit_bound)
             self._unresolve(
                 Unresolved(

@@ -1,31 +1,89 @@
-"""How a call that changed nothing ends: its error in words, and the transaction that says so."""
+"""How a call that changed nothing ends: its error in words, and the transaction that says so.
+
+Such a transaction only tells what became of the call; whether it succeeds changes nothing about that. So the caller
+is answered and the event goes out even when the store fails, stalls or the supervisor ends meanwhile; new mutating
+calls are refused then, and what was not written is written as soon as the store works again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from ztrio.errors import Outcome, QueueTimeout, ShuttingDown, StoreUnavailable, ToolTimeout, ZtrioError
+import trio
+
+from ztrio.errors import Outcome, QueueTimeout, ShuttingDown, StoreUnavailable, ToolTimeout, Unresolved, ZtrioError
 from ztrio.jobs import Job, Runtime
 from ztrio.store import JobEnd
 
-__all__ = ["finish", "reasons", "stop_error"]
+__all__ = ["finish", "never_silent", "reasons", "stop_error", "write_again"]
+
+_RETRY: Final = 0.5  # seconds between attempts to write what a store did not take
 
 
-async def finish(runtime: Runtime, job: Job, name: str, outcome: Outcome, **facts: Any) -> None:
-    """End a call that changed nothing: one transaction, then the event.
+async def finish(
+    runtime: Runtime, job: Job, name: str, outcome: Outcome, answer: Callable[[], None], **facts: Any
+) -> None:
+    """End a call that changed nothing: one transaction, then the event and the answer, whatever befell the store.
 
-    A store that cannot write this must not keep the caller from the truth: the event goes out on the bus all the
-    same, and new mutating calls are refused until the store works.
+    Args:
+        runtime: What the calls share.
+        job: The call.
+        name: Name of the terminal event.
+        outcome: What became of the effects.
+        answer: Answers the caller.
+        facts: Further facts of the event.
     """
     event = runtime.audit.stamp(job.event(name, outcome=outcome, **facts))
+    end = JobEnd(job_id=job.id, outcome=outcome, event=event)
+    problem: str | None = f"did not answer within {runtime.settings.commit_bound:g} s"
     try:
-        await runtime.store.finish(JobEnd(job_id=job.id, outcome=outcome, event=event))
+        with trio.move_on_after(runtime.settings.commit_bound):
+            await runtime.store.finish(end)
+            problem = None
     except Exception as error:  # noqa: BLE001 - any failure of the store means the same: it was not written
-        runtime.audit.mark_unavailable("store", f"the store failed: {type(error).__name__}: {error}")
+        problem = f"failed: {type(error).__name__}: {error}"
+    finally:
+        if problem is not None:
+            runtime.audit.mark_unavailable("store", f"the store {problem}")
+            if not job.reads_only:
+                runtime.unwritten.append(end)
+        runtime.audit.deliver(event)
+        answer()
+
+
+async def write_again(runtime: Runtime) -> None:
+    """Write what the store did not take, as soon as it takes it. Runs as long as the supervisor."""
+    while True:
+        await runtime.audit.wait_unavailable()
+        while runtime.audit.failing("store"):
+            await trio.sleep(_RETRY)
+            try:
+                with trio.move_on_after(runtime.settings.commit_bound):
+                    while runtime.unwritten:
+                        await runtime.store.finish(runtime.unwritten[0])
+                        runtime.unwritten.popleft()
+                    runtime.audit.mark_available("store")
+            except Exception:  # noqa: BLE001, S112 - as in `finish`; it is known already
+                continue
+        await runtime.audit.wait_available()
+
+
+def never_silent(runtime: Runtime, job: Job) -> None:
+    """Answer a call whose settling was cut short by the end of the supervisor, or broke."""
+    if job.answered.is_set():
+        return
+    if job.reads_only:
+        error: ZtrioError = ShuttingDown("The supervisor ended before the call did. A read changes nothing; repeat it.")
+        name, outcome = "error", Outcome.COMPLETED
     else:
-        runtime.audit.mark_available("store")
-    runtime.audit.deliver(event)
+        reason = "commit_unconfirmed" if job.deciding else "termination_unconfirmed"
+        error = Unresolved(
+            "The supervisor ended before the call was settled. Look at the targets before repeating.", reason=reason
+        )
+        name, outcome = "unresolved", Outcome.UNRESOLVED
+    runtime.audit.publish(job.event(name, outcome=outcome, **reasons(job, error)))
+    job.fail(error, outcome)
 
 
 def reasons(job: Job, error: ZtrioError) -> dict[str, Any]:

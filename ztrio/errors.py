@@ -116,7 +116,6 @@ class OutputRefused(ZtrioError):
         "OUTPUT_IS_SYMLINK",
         "OUTPUT_NOT_WRITABLE",
         "OUTPUT_EXISTS",
-        "TARGET_LOCKED",
     )
 
 

@@ -17,6 +17,7 @@ Nothing is published before the proof, on success too: a descendant that still r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -86,12 +87,12 @@ class Execution:
         except Exception as error:  # noqa: BLE001 - whatever fails here, the call must still end in one known state
             self._error = _unexpected(error)
         finally:
-            try:
-                with self._job.settling:
+            self._job.settled = False  # until it is decided
+            with self._job.settling:
+                try:
                     await self._settle()  # noqa: ASYNC102 - `settling` is the shield
+                finally:
                     await self._clean_up()  # noqa: ASYNC102 - the same
-            finally:
-                self._never_silent()
 
     # ---- until the result: may be interrupted
 
@@ -111,11 +112,11 @@ class Execution:
 
     async def _prepare(self) -> None:
         job, runtime = self._job, self._runtime
+        self._session = await self._stored(runtime.store.session, job.context.principal.id, job.session)
         if job.pin.destroyed:
             raise SessionDestroyedError(
                 f"Session {job.session!r} was destroyed while the call waited. Nothing ran; open a new session."
             )
-        self._session = await self._stored(runtime.store.session, job.context.principal.id, job.session)
         if self._session is None and job.session.startswith(HANDLE_PREFIX):
             raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
         label = {"tool": job.tool.name, "session": job.session, "principal": job.context.principal.id}
@@ -209,12 +210,14 @@ class Execution:
     async def _decide(self, proof: Proof) -> None:
         assert self._staging is not None
         committer = Committer(self._runtime, self._job, self._staging, self._session, proof)
-        if self._error is None:
-            assert isinstance(self._reply, Result)
-            await committer.commit(self._reply)
-        else:
-            await committer.undo(self._error, killed=not isinstance(self._error, ToolError | LimitExceeded))
-        self._job.settled = not committer.unresolved
+        try:
+            if self._error is None:
+                assert isinstance(self._reply, Result)
+                await committer.commit(self._reply)
+            else:
+                await committer.undo(self._error, killed=not isinstance(self._error, ToolError | LimitExceeded))
+        finally:
+            self._job.settled = committer.settled
 
     def _judge(self) -> None:
         """Find out whether the call failed, and publish why as soon as it is known; the first reason stands."""
@@ -241,7 +244,6 @@ class Execution:
 
     async def _give_up_on_death(self, worker: Worker) -> None:
         """No proof within the bound: say so, and leave files, locks and slot alone, for the process may still act."""
-        self._job.settled = False
         error = Unresolved(
             f"Worker {worker.pid} could not be proven dead within {self._runtime.settings.termination_bound:g} s "
             "after SIGKILL, so it may still act. Nothing was published; the session and targets stay locked. "
@@ -254,31 +256,33 @@ class Execution:
             self._job,
             "unresolved",
             Outcome.UNRESOLVED,
+            partial(self._job.fail, error, Outcome.UNRESOLVED),
             cause=self._job.cause.text,
             code=error.code,
             reason=error.reason,
             termination_confirmed=False,
             pid=worker.pid,
         )
-        self._job.fail(error, Outcome.UNRESOLVED)
 
     async def _refuse(self) -> None:
         """The tool never ran: the terminal event is the refusal itself."""
         job, error = self._job, self._error
         assert error is not None
+        job.settled = True
         name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
         await finish(
             self._runtime,
             job,
             "error" if job.reads_only else name,
             Outcome.NOT_STARTED,
+            partial(job.fail, error, Outcome.NOT_STARTED),
             **reasons(job, error),
         )
-        job.fail(error, Outcome.NOT_STARTED)
 
     async def _end_read(self, proof: Proof) -> None:
         job, error = self._job, self._error
         facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
+        job.settled = True
         if error is None:
             assert isinstance(self._reply, Result)
             assert self._staging is not None
@@ -287,37 +291,31 @@ class Execution:
             except WorkerFailed as undecodable:
                 error = undecodable
             else:
-                await finish(self._runtime, job, "completed", Outcome.COMPLETED, **facts)
-                job.succeed(value, Outcome.COMPLETED, {})
+                answer = partial(job.succeed, value, Outcome.COMPLETED, {})
+                await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer, **facts)
                 return
-        await finish(self._runtime, job, "error", Outcome.COMPLETED, **reasons(job, error), **facts)
-        job.fail(error, Outcome.COMPLETED)
+        answer = partial(job.fail, error, Outcome.COMPLETED)
+        await finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error), **facts)
 
     async def _clean_up(self) -> None:
-        """After the answer: release what the call held and remove its directory."""
-        if not self._job.settled:
+        """After the answer: release what the call held and remove its directory, unless nobody knows its outcome."""
+        settled = self._job.settled
+        if settled:
+            self._job.ticket.leave()
+            self._runtime.pins.unpin(self._job.pin)
+            self._free_slot()
+        if self._staging is None:
             return
-        self._job.ticket.leave()
-        self._runtime.pins.unpin(self._job.pin)
-        self._free_slot()
-        if self._staging is not None:
-            await self._runtime.blocking(self._staging.discard)
+        try:
+            if settled:
+                await self._runtime.blocking(self._staging.discard)
+        finally:
+            self._staging.close()
 
     def _free_slot(self) -> None:
         if self._slot:
             self._slot = False
             self._runtime.slots.release_on_behalf_of(self._job)
-
-    def _never_silent(self) -> None:
-        """Cleanup that was cut short by the end of the supervisor, or broke, still owes the caller an answer."""
-        if not self._job.answered.is_set():
-            self._job.fail(
-                Unresolved(
-                    "The supervisor ended before the call was settled. Look at the targets before repeating.",
-                    reason="commit_unconfirmed" if self._job.deciding else "termination_unconfirmed",
-                ),
-                Outcome.UNRESOLVED,
-            )
 
     # ---- words
 

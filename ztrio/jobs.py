@@ -9,6 +9,7 @@ goes to its end whatever comes.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from ztrio.limits import KeyedLimiter, Ticket
 from ztrio.publication.staging import Publisher
 from ztrio.publication.targets import Target
 from ztrio.sessions import SessionPin, SessionPins
-from ztrio.store import Store
+from ztrio.store import JobEnd, Store
 from ztrio.tools import Capability, Tool
 from ztrio.workers.backend import Backend
 
@@ -87,6 +88,9 @@ class Runtime:
     blocking: Blocking
     # Outlives every job; jobs and the timers of their commits run in it.
     nursery: trio.Nursery
+    # Ends that the store did not take, oldest first; while there are any it counts as unavailable, so no more calls
+    # are admitted that could add to them.
+    unwritten: deque[JobEnd] = attrs.field(factory=deque)
 
 
 @attrs.define(eq=False, kw_only=True)

@@ -28,10 +28,11 @@ __all__ = ["MAIN_NAME", "FunctionRef", "ModuleRef", "function_ref", "load_functi
 
 MAIN_NAME: Final = "__ztrio_main__"
 
-_NOT_THE_USERS: Final = (
+_OURS: Final = (
     str(Path(__file__).parent) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
 )
+_INSTALLED: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 
 
 @attrs.frozen
@@ -172,7 +173,7 @@ def _blame(error: BaseException, source: str) -> str:
         return f"{error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     # The user's virtual environment is often inside the user's folder, so being near is not being the user's.
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)] or [
-        frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS[0]) and "importlib" not in frame.filename
-    ]
+    own = [frame for frame in frames if not frame.filename.startswith((*_OURS, *_INSTALLED))]
+    if not own:  # the toolbox is an installed package's
+        own = [frame for frame in frames if not frame.filename.startswith(_OURS)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else source

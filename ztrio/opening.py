@@ -19,6 +19,7 @@ import trio
 
 from ztrio.audit import AuditBus
 from ztrio.audit_file import AuditFile
+from ztrio.ending import write_again
 from ztrio.errors import InvalidArguments, UnsupportedPlatform
 from ztrio.jobs import Blocking, Runtime, Settings
 from ztrio.limits import KeyedLimiter
@@ -69,6 +70,7 @@ class _Services:
                         runtime = self._runtime(audit, backend, nursery)
                         supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
                         nursery.start_soon(supervisor.watch_audit)
+                        nursery.start_soon(write_again, runtime)
                         # Whoever opens it may have been cancelled meanwhile. Then this task would stay the opener's,
                         # who waits for its end, and nobody would ever close it.
                         lifetime.shield = False

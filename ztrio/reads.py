@@ -11,17 +11,18 @@ the tool with `isolate=True`.
 from __future__ import annotations
 
 import traceback
+from functools import partial
 from typing import Any
 
 import trio
 
 from ztrio.calls import CallContext
 from ztrio.ending import finish, reasons, stop_error
-from ztrio.errors import Outcome, SessionDestroyedError, ToolError, ZtrioError
+from ztrio.errors import Outcome, SessionDestroyedError, StoreUnavailable, ToolError, ZtrioError
 from ztrio.jobs import Job, Runtime
 from ztrio.plain import decode
 from ztrio.sessions import HANDLE_PREFIX
-from ztrio.store import EMPTY_STATE, JobRow
+from ztrio.store import EMPTY_STATE, JobRow, SessionRow
 from ztrio.tools import ToolContext
 
 __all__ = ["Read"]
@@ -44,6 +45,8 @@ class Read:
         self._row = row
         # Whether the tool's function was entered; decides which of the two deadlines has passed.
         self._tool_started = False
+        # Whether the tool was through, so that there is a value or an error.
+        self._ended = False
         # Why there is no value; the first reason stands.
         self._error: ZtrioError | None = None
 
@@ -53,21 +56,40 @@ class Read:
         value: Any = None
         try:
             with job.scope:
-                await self._runtime.store.insert_job(self._row)
+                await self._remember()
                 value = await self._value()
+                self._ended = True
         except ZtrioError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - tool code may raise anything, and so may a store
             self._error = _tool_error(job.tool.name, error)
         finally:
+            if not self._ended and self._error is None:
+                job.cause.record("shutdown")  # nobody stopped it, so the supervisor's own tasks are being cancelled
             with job.settling:
                 await self._answer(value)  # noqa: ASYNC102 - `settling` is the shield
+
+    async def _remember(self) -> None:
+        """Reads go on when the store cannot be written; nobody can ask for their outcome then."""
+        try:
+            await self._runtime.store.insert_job(self._row)
+        except Exception as error:  # noqa: BLE001 - any failure of the store means the same: it was not written
+            self._runtime.audit.mark_unavailable("store", f"the store failed: {type(error).__name__}: {error}")
+
+    async def _session(self) -> SessionRow | None:
+        job = self._job
+        try:
+            return await self._runtime.store.session(job.context.principal.id, job.session)
+        except Exception as error:
+            raise StoreUnavailable(
+                f"The session cannot be read ({type(error).__name__}: {error}). Repeat when the store works."
+            ) from error
 
     async def _value(self) -> Any:
         job = self._job
         schema = job.tool.schema
-        row = await self._runtime.store.session(job.context.principal.id, job.session)
-        if row is None and job.session.startswith(HANDLE_PREFIX):
+        row = await self._session()
+        if job.pin.destroyed or (row is None and job.session.startswith(HANDLE_PREFIX)):
             raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
         arguments = schema.bind(job.arguments)
         if job.tool.parameters.context is not None:
@@ -76,7 +98,7 @@ class Read:
         # One scope for both waits: its deadline is the queue's until the tool starts, then the tool's.
         with trio.move_on_after(job.queue_timeout) as waiting:
             if job.tool.is_async:
-                waiting.deadline = trio.current_time() + job.timeout
+                self._start_clock(waiting)
                 return schema.result(await job.tool.function(**arguments))
             return await trio.to_thread.run_sync(
                 self._in_thread, waiting, arguments, abandon_on_cancel=True, limiter=self._runtime.readers
@@ -117,11 +139,11 @@ class Read:
         error = stop_error(job, {}) or self._error
         job.deciding = True
         if error is None:
-            await finish(self._runtime, job, "completed", Outcome.COMPLETED)
-            job.succeed(value, Outcome.COMPLETED, {})
+            answer = partial(job.succeed, value, Outcome.COMPLETED, {})
+            await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
         else:
-            await finish(self._runtime, job, "error", Outcome.COMPLETED, **reasons(job, error))
-            job.fail(error, Outcome.COMPLETED)
+            answer = partial(job.fail, error, Outcome.COMPLETED)
+            await finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error))
         job.ticket.leave()
         self._runtime.pins.unpin(job.pin)
 

@@ -167,11 +167,10 @@ class Schema:
             self._returns = self._returns_adapter()
             self.output_schema = self._describe_output()
         except Exception as error:  # pydantic has several classes for it, and types may bring code of their own
-            code = function.__code__
+            where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
             reason = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
-            raise ToolboxError(
-                f"{code.co_filename}:{code.co_firstlineno}: no JSON Schema{self._guilty()}: {reason.partition(chr(10))[0]}"
-            ) from error
+            first_line = reason.partition("\n")[0]
+            raise ToolboxError(f"{where}: no JSON Schema{self._guilty()}: {first_line}") from error
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Check a caller's arguments (without `session`) and return them JSON-like.
@@ -273,9 +272,9 @@ class Schema:
         properties: dict[str, Any] = schema.setdefault("properties", {})
         for name, value in properties.items():
             value.pop("title", None)
-            default = self._default(name)
-            if default is not inspect.Parameter.empty:
-                _add_default(value, default)
+            field = self._fields.get(name)
+            if field is None or field.default_factory is None:  # what a factory makes is no constant
+                _add_default(value, self._default(name))
             if "description" not in value and (hint := self._path_hint(name)):
                 value["description"] = hint
         properties[SESSION_PARAMETER] = dict(_SESSION_SCHEMA)
@@ -296,7 +295,9 @@ class Schema:
         import pydantic  # noqa: PLC0415 - see the module
 
         places = {f"parameter {name!r}": annotation for name, annotation in self._parameters.annotations.items()}
-        for place, annotation in {**places, "the return annotation": self._parameters.returns}.items():
+        if self._parameters.returns is not inspect.Signature.empty:
+            places["the return annotation"] = self._parameters.returns
+        for place, annotation in places.items():
             try:
                 pydantic.TypeAdapter(annotation).json_schema()
             except Exception:  # noqa: BLE001 - the error is being reported already
@@ -372,7 +373,7 @@ def _add_default(schema: dict[str, Any], default: Any) -> None:
     try:
         schema["default"] = plain(default)
     except NotPlain:
-        pass  # a default that is no JSON value stays the function's own affair
+        pass  # there is none, or it is no JSON value and stays the function's own affair
 
 
 def _builtins(value: Any) -> Any:

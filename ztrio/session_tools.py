@@ -7,12 +7,13 @@ else. There is no worker, so no proof of death stands in their events.
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import trio
 
 from ztrio.ending import finish, reasons, stop_error
-from ztrio.errors import CommitFailed, Outcome, SessionNotFound, ZtrioError
+from ztrio.errors import CommitFailed, Outcome, SessionNotFound, Unresolved, ZtrioError
 from ztrio.jobs import Job, Runtime
 from ztrio.schema import describe
 from ztrio.sessions import mint_handle
@@ -88,6 +89,8 @@ class SessionCall:
         # What the call does to a session, decided under its ticket.
         self._write: SessionWrite | None = None
         self._value: dict[str, Any] = {}
+        # Whether it was decided what to do; if not, there is an error or the call was stopped.
+        self._decided = False
         self._error: ZtrioError | None = None
 
     async def run(self) -> None:
@@ -96,15 +99,19 @@ class SessionCall:
         try:
             with job.scope:
                 await self._prepare()
+                self._decided = True
         except ZtrioError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - whatever the store raises, nothing was written
             self._error = _failed(error)
         finally:
+            if not self._decided and self._error is None:
+                job.cause.record("shutdown")  # nobody stopped it, so the supervisor's own tasks are being cancelled
             with job.settling:
                 await self._settle()  # noqa: ASYNC102 - `settling` is the shield
-            job.ticket.leave()
-            self._runtime.pins.unpin(job.pin)
+            if job.settled:
+                job.ticket.leave()
+                self._runtime.pins.unpin(job.pin)
 
     async def _prepare(self) -> None:
         job, store = self._job, self._runtime.store
@@ -140,33 +147,55 @@ class SessionCall:
         if error is not None:
             await self._fail(error)
         elif self._write is None:
-            await finish(self._runtime, job, "completed", Outcome.COMPLETED)
-            job.succeed(self._value, Outcome.COMPLETED, {})
+            answer = partial(job.succeed, self._value, Outcome.COMPLETED, {})
+            await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
         else:
             audit.publish(job.event("start"))
             event = audit.stamp(job.event("commit", outcome=Outcome.COMMITTED))
             end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._write)
+            job.settled = False  # until it is known what became of the transaction
             try:
-                await self._runtime.store.finish(end)
-            except Exception as failure:  # noqa: BLE001 - whatever the store raises, nothing was written
-                failed = _failed(failure)
-                audit.publish(job.event("error", **reasons(job, failed)))
-                await finish(self._runtime, job, "rollback", Outcome.ROLLED_BACK)
-                job.fail(failed, Outcome.ROLLED_BACK)
+                with trio.fail_after(self._runtime.settings.commit_bound):
+                    await self._runtime.store.finish(end)
+            except Exception as failure:  # noqa: BLE001 - whatever the store raises, it may not have been written
+                await self._abort(_failed(failure))
                 return
+            job.settled = True
             if self._write.state is None:
                 # No checkpoint since the transaction: whoever was allowed before it finds its life ended.
                 self._runtime.pins.destroy(self._write.principal, self._write.name, by=job.pin)
             audit.deliver(event)
             job.succeed(self._value, Outcome.COMMITTED, {})
 
+    async def _abort(self, error: ZtrioError) -> None:
+        """The transaction raised: see that it can never turn out to have happened, as `ztrio.commit` does."""
+        job, audit = self._job, self._runtime.audit
+        try:
+            await self._runtime.store.abort(job.id)
+        except Exception:  # noqa: BLE001 - any failure means the same: nobody can tell
+            audit.mark_unavailable("commit", "a commit could be neither confirmed nor aborted")
+            unknown = Unresolved(
+                "The store failed in the middle of the commit and cannot say whether it happened. List your sessions "
+                "before repeating.",
+                reason="commit_unconfirmed",
+            )
+            audit.publish(
+                job.event("unresolved", code=unknown.code, reason=unknown.reason, outcome=Outcome.UNRESOLVED)
+            )
+            job.fail(unknown, Outcome.UNRESOLVED)
+            return
+        job.settled = True
+        audit.publish(job.event("error", **reasons(job, error)))
+        answer = partial(job.fail, error, Outcome.ROLLED_BACK)
+        await finish(self._runtime, job, "rollback", Outcome.ROLLED_BACK, answer)
+
     async def _fail(self, error: ZtrioError) -> None:
         job = self._job
         name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
         if job.reads_only:
             name = "error"
-        await finish(self._runtime, job, name, Outcome.NOT_STARTED, **reasons(job, error))
-        job.fail(error, Outcome.NOT_STARTED)
+        answer = partial(job.fail, error, Outcome.NOT_STARTED)
+        await finish(self._runtime, job, name, Outcome.NOT_STARTED, answer, **reasons(job, error))
 
 
 def _failed(error: Exception) -> CommitFailed:

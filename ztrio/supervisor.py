@@ -15,6 +15,7 @@ import trio
 from ztrio.admission import Admission, ToolDescription
 from ztrio.audit import AuditStatistics, may_see
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
+from ztrio.ending import never_silent
 from ztrio.errors import Outcome
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import KeyedLimiterStatistics
@@ -150,7 +151,8 @@ class Supervisor:
         if row is None or not (context.view.admin or row.principal == context.principal.id):
             return None
         running = self._admission.jobs.get(job_id)
-        outcome = row.outcome or (Outcome.RUNNING if running is None else running.outcome)
+        unwritten = (end.outcome for end in self._runtime.unwritten if end.job_id == job_id)
+        outcome = row.outcome or next(unwritten, Outcome.RUNNING if running is None else running.outcome)
         described = attrs.asdict(row) | {"outcome": str(outcome)}
         return {key: value for key, value in described.items() if value is not None}
 
@@ -206,6 +208,7 @@ class Supervisor:
         try:
             await self._admission.execution(job, row).run()
         finally:
+            never_silent(self._runtime, job)
             self._admission.forget(job, settled=job.settled)
 
     async def run_until_idle(self) -> None:

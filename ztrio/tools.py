@@ -276,7 +276,11 @@ def _seconds(option: str, value: float, *, zero: bool = False) -> float:
 
 
 def _names(env: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(env, Sequence) or isinstance(env, str) or not all(isinstance(name, str) and name and "=" not in name for name in env):
+    if (
+        not isinstance(env, Sequence)
+        or isinstance(env, str)
+        or not all(isinstance(name, str) and name and "=" not in name for name in env)
+    ):
         raise ToolboxError(f"env must be a list of variable names, not {env!r}")
     return tuple(env)
 

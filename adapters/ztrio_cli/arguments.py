@@ -24,7 +24,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """
     value = _json(text, "--arguments")
     if not isinstance(value, dict):
-        raise Complaint("USAGE", "--arguments: a JSON object is needed, like '{\"site\": \"site\"}'.", status=USAGE)
+        raise Complaint("USAGE", '--arguments: a JSON object is needed, like \'{"site": "site"}\'.', status=USAGE)
     return value
 
 

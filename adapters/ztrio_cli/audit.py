@@ -31,9 +31,7 @@ class _Wanted:
         )
 
 
-def run(
-    folder: Path, *, job: str | None, event: str | None, last: int | None, follow: bool, as_json: bool
-) -> int:
+def run(folder: Path, *, job: str | None, event: str | None, last: int | None, follow: bool, as_json: bool) -> int:
     """Show the events; the exit status.
 
     Raises:

@@ -42,7 +42,7 @@ def read_table(path: Path) -> Table:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         header = next(rows, [])
-        if len(header) < 2:  # noqa: PLR2004 - a label and at least one series
+        if len(header) < 2:
             raise BadTable(f"{path.name}: line 1: a header with at least two columns is needed")
         if len(set(header)) != len(header):
             raise BadTable(f"{path.name}: line 1: two columns have the same name")

@@ -49,7 +49,9 @@ def read_page(path: Path) -> Page:
 
 def read_pages(content: Path) -> list[Page]:
     """Every page of the content folder, `index` first, the others by name."""
-    return sorted((read_page(path) for path in content.glob("*.md")), key=lambda page: (page.name != "index", page.name))
+    return sorted(
+        (read_page(path) for path in content.glob("*.md")), key=lambda page: (page.name != "index", page.name)
+    )
 
 
 def render_page(page: Page, pages: list[Page], *, site_title: str) -> str:

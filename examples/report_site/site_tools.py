@@ -107,7 +107,9 @@ def import_csv(
         imported = 0
         for row in rows:
             if len(row) != len(header):
-                raise BadTable(f"{source.name}: line {rows.line_num}: {len(row)} columns where {len(header)} are needed")
+                raise BadTable(
+                    f"{source.name}: line {rows.line_num}: {len(row)} columns where {len(header)} are needed"
+                )
             writer.writerow([row[0].strip(), *(_number(text, source.name, rows.line_num) for text in row[1:])])
             imported += 1
     return {"data": str(data), "columns": header, "rows": imported}

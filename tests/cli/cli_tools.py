@@ -11,13 +11,15 @@ import ztrio
 toolbox = ztrio.Toolbox("cli-tests")
 empty = ztrio.Toolbox("empty")
 
-print("a toolbox that talks while it is loaded")  # noqa: T201 - the command must keep it off stdout
+print("a toolbox that talks while it is loaded")  # the command must keep it off stdout
 
 
 @toolbox.tool(capability="read")
-def echo(text: str = "", number: int | None = None, flag: bool = False, rows: list[int] | None = None) -> dict[str, Any]:
+def echo(
+    text: str = "", number: int | None = None, flag: bool = False, rows: list[int] | None = None
+) -> dict[str, Any]:
     """Return the arguments."""
-    print("a read that talks")  # noqa: T201 - the same
+    print("a read that talks")  # the same
     return {"text": text, "number": number, "flag": flag, "rows": rows}
 
 

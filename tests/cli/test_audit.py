@@ -21,7 +21,14 @@ from ztrio_cli.audit_log import Damage, JsonLines
 
 PROOF = {"pid": 77, "rung": "group", "containment": "partial"}
 EVENTS: list[dict[str, Any]] = [
-    {"seq": 1, "event": "allow", "execution_job_id": "job-1", "tool": "build", "timeout": 30.0, "time": "2026-01-01T10:00:00.5+00:00"},
+    {
+        "seq": 1,
+        "event": "allow",
+        "execution_job_id": "job-1",
+        "tool": "build",
+        "timeout": 30.0,
+        "time": "2026-01-01T10:00:00.5+00:00",
+    },
     {"seq": 2, "event": "start", "execution_job_id": "job-1", "tool": "build", "pid": 77, "duration": 0.1},
     {"seq": 3, "event": "allow", "execution_job_id": "job-2", "tool": "add", "time": "?"},
     {"seq": 4, "event": "commit", "execution_job_id": "job-1", "tool": "build", "outcome": "committed", "proof": PROOF},
@@ -78,9 +85,7 @@ def test_events_for_people(cli: Command, workspace: Path, file: Path) -> None:
     assert out[4] == "gap  3 events missed"
 
 
-def test_a_table_on_a_terminal(
-    cli: Command, workspace: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_on_a_terminal(cli: Command, workspace: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal events are a table; none at all is said in words."""
     screen = io.StringIO()
     monkeypatch.setattr(audit_module, "console", lambda: Console(file=screen, force_terminal=True, width=150))
@@ -106,7 +111,7 @@ def test_nothing_recorded_yet(cli: Command, workspace: Path) -> None:
 
 
 def test_follow_survives_rotation_and_truncation(started: Started, workspace: Path, file: Path) -> None:
-    """--follow shows old events and new ones, also after the file was replaced or cut, until Ctrl-C ends it with 130."""
+    """--follow shows old events and new ones, also after the file was replaced or cut; Ctrl-C ends it with 130."""
     with started("audit", "-w", workspace, "--follow", "--last", "1", "--json") as process:
         assert process.stdout is not None
         assert shown(process.stdout.readline()) == [5]

@@ -13,11 +13,10 @@ from typing import IO, Any
 
 import pytest
 
-from tests.cli.conftest import Command, Started
-from ztrio_cli.call import _Reporter, _show_interrupted, Interrupted  # noqa: PLC2701 - a terminal cannot be had here
-from ztrio_cli.demo.observe import processes
-
 import ztrio
+from tests.cli.conftest import Command, Started
+from ztrio_cli.call import Interrupted, _Reporter, _show_interrupted
+from ztrio_cli.demo.observe import processes
 
 
 def events(workspace: Path) -> list[dict[str, Any]]:
@@ -139,7 +138,7 @@ def _hanging(tools: Path, workspace: Path, *more: str) -> tuple[str | Path, ...]
 def test_ctrl_c_waits_for_the_rollback_and_says_so(
     started: Started, tools: Path, workspace: Path, repeats: int
 ) -> None:
-    """Ctrl-C kills the tool and its child, puts everything back, says so and exits with 130; more of them change nothing."""
+    """Ctrl-C kills the tool and its child, puts everything back, says so and exits with 130; repeating it changes nothing."""
     with started(*_hanging(tools, workspace)) as process:
         assert process.stderr is not None
         child = _child(process.stderr)
@@ -188,7 +187,18 @@ def test_interrupted_at_other_moments(
 def test_progress_on_a_terminal(tools: Path, workspace: Path) -> None:
     """On a terminal progress is a bar that is gone in the end."""
     ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "ztrio_cli", "call", str(tools), "write", "target=a", "text=b", "-w", str(workspace)]
+    command = [
+        sys.executable,
+        "-m",
+        "ztrio_cli",
+        "call",
+        str(tools),
+        "write",
+        "target=a",
+        "text=b",
+        "-w",
+        str(workspace),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
         os.close(theirs)
         shown = b""

@@ -12,12 +12,13 @@ import attrs
 import pytest
 
 from tests.cli.conftest import EXAMPLE, Command, Started
-from ztrio_cli import demo, main
+from ztrio_cli import demo
 from ztrio_cli.console import Complaint
 from ztrio_cli.demo import scenes
 from ztrio_cli.demo.client import Answer
+from ztrio_cli.demo.facts import Facts
 from ztrio_cli.demo.observe import Process, below, processes, read_tree, still_alive, unfinished_charts
-from ztrio_cli.demo.promises import PROMISES, Facts, check
+from ztrio_cli.demo.promises import PROMISES, check
 from ztrio_cli.demo.report import Report
 
 PROOF = {"pid": 50, "rung": "group", "containment": "partial", "killed_at": 1.0, "proven_at": 1.004}
@@ -32,8 +33,8 @@ def event(name: str, job: str = "job-1", at: float = 1.0, **facts: Any) -> dict[
 
 def killed(*names: str, **facts: Any) -> tuple[dict[str, Any], ...]:
     """The sequence of a call that was stopped."""
-    proven = {"proof": PROOF, "termination_confirmed": True}
-    return tuple(event(name, **(proven if name == "worker_terminated" else {}), **facts) for name in names)
+    proven: dict[str, Any] = {"proof": PROOF, "termination_confirmed": True, **facts}
+    return tuple(event(name, **(proven if name == "worker_terminated" else facts)) for name in names)
 
 
 STOPPED = Facts(
@@ -72,9 +73,7 @@ ERROR = attrs.evolve(
     STOPPED,
     scene="tool error",
     answers=(
-        Answer(
-            value={}, error={"code": "TOOL_ERROR", "message": "BadTable: x.csv: line 4: no"}, outcome="rolled_back"
-        ),
+        Answer(value={}, error={"code": "TOOL_ERROR", "message": "BadTable: x.csv: line 4: no"}, outcome="rolled_back"),
     ),
     events=(event("allow"), event("start"), event("error"), event("rollback", proof=PROOF, termination_confirmed=True)),
 )
@@ -221,11 +220,9 @@ def sabotaged(tmp_path: Path, old: str, new: str) -> Path:
     return folder
 
 
-def test_the_demo_fails_when_something_is_wrong(
-    cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_fails_when_something_is_wrong(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real server whose tool takes bad data after all breaks promises: they are named, and the status is 1."""
-    folder = sabotaged(tmp_path, "        raise BadTable(f\"{file}: line {line}: {text", "        return text  # (f\"{")
+    folder = sabotaged(tmp_path, '        raise BadTable(f"{file}: line {line}: {text', '        return text  # (f"{')
     monkeypatch.setattr(demo, "example_folder", lambda: folder)
     monkeypatch.setattr(scenes, "SCENES", (scenes.tool_error,))
     ran = cli("demo")
@@ -255,8 +252,7 @@ def test_where_there_is_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TOOLS", "no_such_tools.py")
     with pytest.raises(Complaint) as caught:
         demo.example_folder()
-    assert caught.value.code == "EXAMPLE_NOT_FOUND"
-    assert main.FAILED == caught.value.status
+    assert (caught.value.code, caught.value.status) == ("EXAMPLE_NOT_FOUND", 1)
 
 
 @pytest.mark.leaves("a staging folder of a call that there never was")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_the_site_is_built(cli: Command, site_tools: Path, site: Path) -> None:
     answer = call(cli, site_tools, site, "build_site", "site=site", "title=A & B")
     assert answer["value"] == {"site": str(site / "site"), "build": 1, "title": "A & B", "pages": 3, "charts": 3}
     for chart in (site / "site").glob("*.svg"):
-        assert ElementTree.parse(chart).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert ET.parse(chart).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     page = (site / "site" / "tides.html").read_text()
     assert '<img src="data-tides.svg" alt="Tide at the east pier"' in page
     assert "<strong>A &amp; B</strong>" in page

@@ -84,9 +84,7 @@ def test_allow_is_a_limit(started: Started, tools: Path, workspace: Path) -> Non
         (["--frobnicate"], "USAGE", 2),
     ],
 )
-def test_errors_never_go_to_stdout(
-    cli: Command, tools: Path, words: list[str], code: str, status: int
-) -> None:
+def test_errors_never_go_to_stdout(cli: Command, tools: Path, words: list[str], code: str, status: int) -> None:
     """What is wrong with the command line is said on stderr: stdout is the client's."""
     ran = cli("serve", tools, *words)
     assert (ran.status, ran.out) == (status, "")

@@ -112,7 +112,7 @@ class RawClient:
             params["_meta"] = meta
         await self.request(request_id, "tools/call", params)
 
-    async def take(self, wanted: Callable[[Frame], bool], *, within: float = 10.0) -> Frame:
+    async def take(self, wanted: Callable[[Frame], bool], *, within: float = 30.0) -> Frame:
         """The first message not taken yet for which `wanted` holds; waits for it at most `within` seconds.
 
         Raises:
@@ -128,7 +128,7 @@ class RawClient:
                 await self._arrived.wait()
         raise AssertionError(f"no such message; unread: {self._unread!r}")
 
-    async def reply(self, request_id: RequestId, *, within: float = 10.0) -> Frame:
+    async def reply(self, request_id: RequestId, *, within: float = 30.0) -> Frame:
         """The answer under this id: same value *and* same type."""
         return await self.take(
             lambda frame: (
@@ -163,7 +163,7 @@ class RawClient:
         """Stop reading: the server's next write breaks."""
         await self._receive.aclose()
 
-    async def wait_end(self, *, within: float = 10.0) -> None:
+    async def wait_end(self, *, within: float = 30.0) -> None:
         """Wait until the server has closed its output."""
         with trio.fail_after(within):
             await self._ended.wait()
@@ -208,7 +208,7 @@ class RawProcess:
         """Signal the server alone, not its children."""
         os.kill(self.process.pid, signum)
 
-    async def wait_exit(self, *, within: float = 5.0) -> int:
+    async def wait_exit(self, *, within: float = 7.0) -> int:
         """Wait for the server's exit; its status as `subprocess` has it."""
         with trio.fail_after(within):
             return await self.process.wait()

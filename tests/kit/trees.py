@@ -22,7 +22,7 @@ def snapshot(path: Path) -> Snapshot:
         status = place.lstat()
         content: Any = None
         if place.is_symlink():
-            content = os.readlink(place)
+            content = str(place.readlink())
         elif place.is_file():
             content = place.read_bytes()
         xattrs = {name: os.getxattr(place, name) for name in os.listxattr(place)} if not place.is_symlink() else {}
@@ -52,4 +52,4 @@ def fill(staging: Staging, content: Mapping[str, str | Mapping[str, str]]) -> No
 
 def listing(place: Path) -> list[str]:
     """Names in a directory."""
-    return sorted(os.listdir(place))
+    return sorted(below.name for below in place.iterdir())

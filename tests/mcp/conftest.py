@@ -43,7 +43,7 @@ class Served:
         self.scope.cancel()
         await self.ended.wait()
 
-    async def wait_end(self, within: float = 10) -> int | None:
+    async def wait_end(self, within: float = 30) -> int | None:
         """Wait for the server's end; its status."""
         with trio.fail_after(within):
             await self.ended.wait()
@@ -105,7 +105,7 @@ def starting(tmp_path: Path) -> Starting:
 
     @asynccontextmanager
     async def start(*, handshake: bool = True) -> AsyncIterator[RawProcess]:
-        command = [sys.executable, HERE / "mcp_box_server.py", tmp_path]
+        command: list[str | Path] = [sys.executable, HERE / "mcp_box_server.py", tmp_path]
         async with raw_process(command) as server:
             if handshake:
                 await server.client.initialize()

@@ -13,7 +13,7 @@ import trio
 
 import ztrio
 
-print("printed at import")  # noqa: T201 - must not reach the wire
+print("printed at import")
 
 toolbox = ztrio.Toolbox("mcp box")
 
@@ -27,7 +27,7 @@ async def echo(value: Any = None) -> Any:
 @toolbox.tool(capability="read")
 def noisy(text: str) -> str:
     """Print to stdout in every way there is, then return the text."""
-    print(text)  # noqa: T201 - the point
+    print(text)
     sys.stdout.flush()
     os.write(1, text.encode() + b"\n")
     return text
@@ -45,7 +45,7 @@ def put(ctx: ztrio.ToolContext, text: str, out: Annotated[Path, ztrio.Output()])
     """Write a file and count the writes of the session."""
     ctx.session["writes"] = ctx.session.get("writes", 0) + 1
     out.write_text(text)
-    print("stray", text)  # noqa: T201 - must not reach the wire
+    print("stray", text)
     return {"out": str(out), "writes": ctx.session["writes"]}
 
 

@@ -2,8 +2,7 @@
 
 import errno
 import itertools
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,13 @@ OUTPUTS = {
     "m": ("newdir", Output(kind="dir")),
     "c": ("c.txt", Output(existing="copy_in")),
 }
-WORK = {"a": "new", "d": {"y/z": "new"}, "n": "new", "m": {"x": "new"}, "c": "old and new"}
+WORK: dict[str, str | dict[str, str]] = {
+    "a": "new",
+    "d": {"y/z": "new"},
+    "n": "new",
+    "m": {"x": "new"},
+    "c": "old and new",
+}
 
 
 def populate(workspace: Path) -> dict[str, Snapshot]:
@@ -59,6 +64,7 @@ def populate(workspace: Path) -> dict[str, Snapshot]:
 
 
 def look(workspace: Path) -> dict[str, Snapshot]:
+    """All targets as they are now."""
     return {name: snapshot(workspace / path) for name, (path, _) in OUTPUTS.items()}
 
 
@@ -87,31 +93,47 @@ def workplace(workspace: Path) -> Iterator[Workplace]:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    """How many descriptors are open."""
+    return len(listing(Path("/proc/self/fd")))
+
+
+def faults(operation: str, nth: int) -> Sequence[BaseException]:
+    """Every class of exception where files move, elsewhere one after the other as `nth` goes on."""
+    if operation in ("exchange", "move_new", "carry_metadata"):
+        return FAULTS
+    return [FAULTS[nth % len(FAULTS)]]
+
+
+def raised(*steps: Callable[[], object]) -> BaseException | None:
+    """What the steps raise, if anything."""
+    try:
+        for step in steps:
+            step()
+    except BaseException as error:
+        return error
+    return None
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_fault_in_prepare_leaves_nothing(workplace: Workplace, operation: str, after: bool) -> None:
     """Whatever fails while staging is made, before or after taking effect: no directory, no descriptor, no change."""
-    for fault in FAULTS:
-        for nth in itertools.count(1):
+    for nth in itertools.count(1):
+        for fault in faults(operation, nth):
             ops = FaultyOps(operation, fault, nth=nth, after=after)
             open_before = descriptors()
-            try:
-                staging = workplace.prepare(ops)
-            except OutputRefused as error:
-                assert error.code == "OUTPUT_NOT_WRITABLE"
-                assert isinstance(fault, OSError)
-            except BaseException as error:
-                assert error is fault
-            else:
-                # A target that seems to be on another mount just gets its slot elsewhere.
+            stagings: list[Staging] = []
+            error = raised(lambda: stagings.append(workplace.prepare(ops)))  # noqa: B023 - called at once
+            for staging in stagings:  # a target that seems to be on another mount just gets its slot elsewhere
                 staging.discard()
+            if isinstance(fault, OSError) and isinstance(error, OutputRefused):
+                assert error.code == "OUTPUT_NOT_WRITABLE"
+            else:
+                assert error in (None, fault)
             assert open_before == descriptors()
             workplace.assert_untouched()
-            if not ops.fired:
-                break
+        if not ops.fired:
+            break
 
 
 @pytest.mark.case("R50")
@@ -120,37 +142,34 @@ def test_a_fault_in_prepare_leaves_nothing(workplace: Workplace, operation: str,
 def test_a_fault_in_publication_puts_every_target_back(workplace: Workplace, operation: str, after: bool) -> None:
     """An exception of any class at any operation of inspection or publication: every target is bit-identical again."""
     struck = 0
-    for fault in FAULTS:
-        for nth in itertools.count(1):
+    for nth in itertools.count(1):
+        for fault in faults(operation, nth):
             ops = FaultyOps(operation, fault, nth=nth, after=after)
             ops.armed = False
             staging = workplace.prepare(ops)
             fill(staging, WORK)
             ops.armed = True
-            try:
-                staging.inspect()
-                staging.publish()
-            except BaseException as error:
-                assert error is fault or isinstance(fault, OSError)
+            error = raised(staging.inspect, staging.publish)
             ops.armed = False
+            struck += ops.fired
+            assert error in (None, fault) or (isinstance(fault, OSError) and isinstance(error, OutputConflict))
+            assert (error is not None) == ops.fired or operation == "digest"
             assert () == staging.roll_back()
             assert () == staging.roll_back()
-            workplace_before_discard = look(workplace.workspace)
-            assert workplace.before == workplace_before_discard
+            assert workplace.before == look(workplace.workspace)
             assert () == staging.discard()
             workplace.assert_untouched()
-            if not ops.fired:
-                break
-            struck += 1
-    assert struck >= len(FAULTS)
+        if not ops.fired:
+            break
+    assert struck > 0
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("operation", ["stat", "exchange", "move_new", "set_mode", "list_directory", "open_directory"])
 def test_a_fault_in_the_rollback_is_mended_by_repeating_it(workplace: Workplace, operation: str, after: bool) -> None:
     """A rollback that fails puts back everything else, deletes no backup, and does the rest when it is repeated."""
-    for fault in FAULTS:
-        for nth in itertools.count(1):
+    for nth in itertools.count(1):
+        for fault in faults(operation, nth):
             ops = FaultyOps(operation, fault, nth=nth, after=after)
             ops.armed = False
             staging = workplace.prepare(ops)
@@ -158,24 +177,21 @@ def test_a_fault_in_the_rollback_is_mended_by_repeating_it(workplace: Workplace,
             staging.inspect()
             staging.publish()
             ops.armed = True
-            try:
-                assert () == staging.roll_back()
-            except BaseException as error:
-                assert error is fault
-                if isinstance(fault, Exception):
-                    wrong = sum(workplace.before[name] != found for name, found in look(workplace.workspace).items())
-                    assert wrong <= 1
+            error = raised(staging.roll_back)
             ops.armed = False
+            assert error is (fault if ops.fired else None)
+            if isinstance(error, Exception):
+                wrong = sum(workplace.before[name] != found for name, found in look(workplace.workspace).items())
+                assert wrong <= 1
             assert () == staging.roll_back()
             assert () == staging.discard()
             workplace.assert_untouched()
-            if not ops.fired:
-                break
+        if not ops.fired:
+            break
 
 
 def test_a_rollback_that_failed_keeps_its_backups(workspace: Path, stage: Stage) -> None:
-    """After a rollback that could not be completed, `discard` removes nothing, and the old content is in the job
-    directory."""
+    """A rollback that could not be completed leaves the old content in the job directory."""
     (workspace / "a").write_text("old")
     ops = FaultyOps("exchange", OSError(errno.EIO, "Input/output error"), nth=3)
     staging = stage({"out": ("a", Output())}, ops=ops)
@@ -198,7 +214,7 @@ def test_cross_device_at_the_second_of_three_files(workspace: Path, stage: Stage
     before = {name: snapshot(workspace / name) for name in "abc"}
     ops = FaultyOps("exchange", OSError(errno.EXDEV, "Invalid cross-device link"), nth=5)  # three probes before
     staging = stage({name: (name, Output()) for name in "abc"}, ops=ops)
-    fill(staging, {name: "new" for name in "abc"})
+    fill(staging, dict.fromkeys("abc", "new"))
     staging.inspect()
     with pytest.raises(OSError, match="cross-device"):
         staging.publish()
@@ -209,6 +225,7 @@ def test_cross_device_at_the_second_of_three_files(workspace: Path, stage: Stage
 
 
 def publish_one(workspace: Path, stage: Stage, *, existing: bool, ops: FaultyOps | None = None) -> Staging:
+    """Publish `a` and `b`; `b` exists before, `a` if asked."""
     if existing:
         (workspace / "a").write_text("old")
     (workspace / "b").write_text("old b")
@@ -223,8 +240,7 @@ def publish_one(workspace: Path, stage: Stage, *, existing: bool, ops: FaultyOps
 @pytest.mark.parametrize("existing", [True, False])
 @pytest.mark.parametrize("when", ["before the rollback", "in the middle of it"])
 def test_what_somebody_put_over_ours_is_kept(workspace: Path, stage: Stage, existing: bool, when: str) -> None:
-    """If the target is not what we published any more, it stays, the backup stays, and both are told; the rest of
-    the outputs goes back."""
+    """If the target is not what we published any more, it and the backup stay and are told; the rest goes back."""
     target = workspace / "a"
 
     def somebody() -> None:
@@ -285,6 +301,7 @@ _TREES = st.recursive(st.binary(max_size=20), lambda below: st.dictionaries(_NAM
 
 
 def plant(place: Path, tree: object) -> None:
+    """Make a tree."""
     if isinstance(tree, bytes):
         place.write_bytes(tree)
     else:
@@ -295,6 +312,7 @@ def plant(place: Path, tree: object) -> None:
 
 
 def harvest(place: Path) -> object:
+    """Read a tree."""
     return {below.name: harvest(below) for below in place.iterdir()} if place.is_dir() else place.read_bytes()
 
 

@@ -18,24 +18,29 @@ DIRECTORY = Output(kind="dir", existing="replace")
 
 
 def symlink(place: Path) -> None:
+    """A link to outside."""
     place.symlink_to("/etc/passwd")
 
 
 def dangling(place: Path) -> None:
+    """A link to nothing."""
     place.symlink_to("nowhere")
 
 
 def hard_link_inside(place: Path) -> None:
+    """Two names of one file."""
     place.write_text("")
     os.link(place, place.with_name("second"))
 
 
 def fifo(place: Path) -> None:
+    """A pipe."""
     os.mkfifo(place)
 
 
 def unix_socket(place: Path) -> None:
-    here = os.getcwd()
+    """A socket."""
+    here = Path.cwd()
     os.chdir(place.parent)  # the path of a socket is short
     try:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -45,6 +50,7 @@ def unix_socket(place: Path) -> None:
 
 
 def device(place: Path) -> None:
+    """A character device."""
     try:
         os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:  # without the privilege, a pipe has to stand for it
@@ -52,11 +58,13 @@ def device(place: Path) -> None:
 
 
 def setuid(place: Path) -> None:
+    """A set-user-id program."""
     place.write_text("")
     place.chmod(0o4755)
 
 
 def setgid(place: Path) -> None:
+    """A set-group-id program."""
     place.write_text("")
     place.chmod(0o2755)
 
@@ -65,6 +73,7 @@ UNSAFE = [symlink, dangling, hard_link_inside, fifo, unix_socket, device, setuid
 
 
 def rejected(workspace: Path, stage: Stage, policy: Output, make: Callable[[Path], None]) -> OutputRejected:
+    """The error with which inspection refuses what `make` makes."""
     staging = stage({"out": ("out", policy)})
     make(Path(staging.paths["out"]))
     with pytest.raises(OutputRejected) as caught:
@@ -146,7 +155,7 @@ def test_what_is_declared_must_be_made(workspace: Path, stage: Stage) -> None:
     [
         (OutputLimits(max_bytes=10), {"d": {"x": "12345"}, "f": "123456"}, "bytes"),
         (OutputLimits(max_entries=4), {"d": {"a/b": "", "c": ""}, "f": ""}, "files"),
-        (OutputLimits(max_entries=4), {"d": {name: "" for name in "abcdefghij"}, "f": ""}, "files"),
+        (OutputLimits(max_entries=4), {"d": dict.fromkeys("abcdefghij", ""), "f": ""}, "files"),
     ],
 )
 def test_outputs_have_bounds(

@@ -15,6 +15,8 @@ from tests.kit.trees import fill, listing, snapshot
 from tests.publication.conftest import Stage
 from ztrio.errors import OutputRefused
 from ztrio.policies import Output
+from ztrio.publication.staging import Publisher
+from ztrio.publication.targets import resolve_output
 from ztrio.testing.faults import FaultyOps
 
 PRELUDE = """
@@ -82,8 +84,7 @@ def open_workspace(user: int) -> Iterator[Path]:
 
 @pytest.mark.case("R52")
 def test_a_directory_that_may_not_be_written_is_refused_by_name(open_workspace: Path, user: int) -> None:
-    """For an ordinary user, an output into a directory of mode 0555 is refused before anything starts, named, with
-    nothing changed; so is any call if the workspace itself may not be written."""
+    """An ordinary user's output into a directory of mode 0555 is refused by name before anything starts."""
     place = open_workspace / "closed"
     place.mkdir()
     (place / "a").write_text("old")
@@ -187,8 +188,7 @@ def test_what_belongs_to_others_is_refused_where_it_could_not_be_replaced(open_w
 @pytest.mark.case("R52")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_mounts(workspace: Path) -> None:
-    """A bind-mounted target and a read-only mount are refused by name; another mount gets a job directory of its own,
-    and so does a bind mount of the same file system, which no device number tells."""
+    """Mounted targets and read-only mounts are refused; other mounts, bind mounts too, get a job directory there."""
     for name in ("bound", "read-only", "other", "same"):
         (workspace / name).mkdir()
     (workspace / "file").write_text("old")
@@ -208,7 +208,10 @@ def test_mounts(workspace: Path) -> None:
         assert refused("read-only/x") == "OUTPUT_NOT_WRITABLE"
         (workspace / "other" / "old").write_text("old")
         staging = stage(
-            home=("home", Output()), bound=("bound/x", Output()), old=("other/old", Output()), new=("other/new", DIRECTORY)
+            home=("home", Output()),
+            bound=("bound/x", Output()),
+            old=("other/old", Output()),
+            new=("other/new", DIRECTORY),
         )
         paths = {name: Path(path) for name, path in staging.paths.items()}
         parents = {name: str(path.parent.parent.parent.relative_to(workspace)) for name, path in paths.items()}
@@ -257,9 +260,6 @@ def test_a_hard_linked_target_is_refused(workspace: Path, stage: Stage) -> None:
 @pytest.mark.case("R51")
 def test_a_target_that_became_a_symlink_in_the_queue_is_refused(workspace: Path, tmp_path: Path) -> None:
     """Targets are looked at again when the call's turn comes: a link or a swapped directory is refused then."""
-    from ztrio.publication.staging import Publisher
-    from ztrio.publication.targets import resolve_output
-
     (workspace / "p").mkdir()
     targets = [resolve_output(workspace, "out", "p/a", Output())]
     (workspace / "p" / "a").symlink_to(tmp_path / "x")
@@ -268,8 +268,9 @@ def test_a_target_that_became_a_symlink_in_the_queue_is_refused(workspace: Path,
     assert "OUTPUT_IS_SYMLINK" == caught.value.code
     (workspace / "p" / "a").unlink()
     (workspace / "p").rename(workspace / "q")
-    for make in (lambda: None, lambda: (workspace / "p").symlink_to("q")):
-        make()
+    for link in (False, True):
+        if link:
+            (workspace / "p").symlink_to("q")
         with pytest.raises(OutputRefused, match=str(workspace / "p")) as caught:
             Publisher(workspace).prepare("j", targets, label={})
         assert "OUTPUT_NOT_WRITABLE" == caught.value.code
@@ -316,8 +317,6 @@ def test_a_call_without_outputs_still_has_its_directory(workspace: Path, stage: 
     assert {} == staging.publish()
     (staging.tmp / "x").write_text("")
     with pytest.raises(OutputRefused):
-        from ztrio.publication.staging import Publisher
-
         Publisher(workspace).prepare("t1", [], label={})
     assert (staging.tmp / "x").exists()
     staging.discard()

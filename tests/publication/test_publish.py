@@ -137,35 +137,42 @@ def _remove(place: Path) -> None:
 
 
 def edit_in_place(path: Path) -> None:
+    """Write into the file."""
     path.write_text("theirs")
 
 
 def edit_keeping_times(path: Path) -> None:
+    """Write as many bytes and set the times back."""
     found = path.stat()
     path.write_text("OLD")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def replace_file(path: Path) -> None:
+    """Rename another file over it, as editors do."""
     other = path.with_name("other")
     other.write_text("theirs")
     other.rename(path)
 
 
 def touch(path: Path) -> None:
+    """Change the time only."""
     os.utime(path)
 
 
 def remove(path: Path) -> None:
+    """Remove it."""
     path.unlink()
 
 
 def become_directory(path: Path) -> None:
+    """Put a directory in its place."""
     path.unlink()
     path.mkdir()
 
 
 def become_symlink(path: Path) -> None:
+    """Put a link in its place."""
     path.rename(path.with_name("moved"))
     path.symlink_to("moved")
 
@@ -232,20 +239,24 @@ def test_a_file_that_somebody_made_meanwhile_is_kept(workspace: Path, stage: Sta
 
 
 def edit_entry(path: Path) -> None:
+    """Change a file below, and set its times back."""
     found = (path / "sub" / "x").stat()
     (path / "sub" / "x").write_text("OLD")
     os.utime(path / "sub" / "x", ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def add_entry(path: Path) -> None:
+    """Add a file below."""
     (path / "sub" / "new").write_text("")
 
 
 def chmod_entry(path: Path) -> None:
+    """Change a mode below."""
     (path / "sub").chmod(0o711)
 
 
 def swap_directory(path: Path) -> None:
+    """Put another directory in its place."""
     path.rename(path.with_name("moved"))
     path.mkdir()
 
@@ -459,7 +470,9 @@ def test_identity_survives_a_rename_and_differs_for_another_file(workspace: Path
         (workspace / "b").write_text("changed")
         (workspace / "a").write_text("")
         second, third = ops.stat(fd, "b"), ops.stat(fd, "a")
-        assert first is not None and second is not None and third is not None
+        assert first is not None
+        assert second is not None
+        assert third is not None
         assert first.identity == second.identity != third.identity
         assert Identity((workspace / "b").stat().st_ino, first.identity.born_ns) == first.identity
         assert first.identity.born_ns is not None

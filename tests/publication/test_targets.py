@@ -8,12 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kit.trees import listing
 from ztrio.errors import InvalidArguments, OutputRefused, ZtrioError
 from ztrio.policies import Input, Output
 from ztrio.publication.targets import Target, refuse_overlap, resolve_input, resolve_output
 
 
 def code_of(workspace: Path, raw: str, policy: Output | None = None) -> str:
+    """The code with which the path is refused."""
     with pytest.raises(OutputRefused) as caught:
         resolve_output(workspace, "out", raw, policy or Output())
     assert "nothing was started" in caught.value.message
@@ -103,7 +105,7 @@ def test_a_target_needs_a_directory_that_exists(workspace: Path) -> None:
     assert caught.value.code == "OUTPUT_NOT_WRITABLE"
     for raw in ("nope/../a.txt", "file/a.txt", "dangling/a.txt", "loop/a.txt", "x" * 300, "d/" * 3000 + "x"):
         assert code_of(workspace, raw) == "OUTPUT_NOT_WRITABLE"
-    assert ["dangling", "file", "loop"] == sorted(os.listdir(workspace))
+    assert ["dangling", "file", "loop"] == listing(workspace)
 
 
 def test_our_own_names_are_never_a_target_or_input(workspace: Path) -> None:
@@ -146,8 +148,8 @@ def test_what_is_no_path_is_an_invalid_argument(workspace: Path, raw: str) -> No
 
 def test_names_that_are_not_utf8_are_refused(workspace: Path) -> None:
     """A link that leads through a name that is not UTF-8 is refused: the path could not be told to anybody."""
-    os.mkdir(os.fsencode(workspace) + b"/\xff")
-    os.symlink(b"\xff", os.fsencode(workspace) + b"/link")
+    (workspace / os.fsdecode(b"\xff")).mkdir()
+    (workspace / "link").symlink_to(os.fsdecode(b"\xff"))
     assert code_of(workspace, "link/x") == "OUTPUT_NOT_WRITABLE"
 
 
@@ -218,12 +220,12 @@ def test_no_string_resolves_outside(workspace: Path, components: list[str], abso
         (workspace / "out").symlink_to("/tmp")
         (workspace / "loop").symlink_to("loop")
     raw = absolute.replace("WS", str(workspace)) + "/".join(components)
-    for resolve in (
-        lambda: resolve_output(workspace, "out", raw, Output(kind="dir", existing="replace")).path,
-        lambda: resolve_input(workspace, "in", raw, Input()),
-    ):
+    for direction in ("out", "in"):
         try:
-            path = resolve()
+            if direction == "out":
+                path = resolve_output(workspace, "out", raw, Output(kind="dir", existing="replace")).path
+            else:
+                path = resolve_input(workspace, "in", raw, Input())
         except ZtrioError:
             continue
         assert path.is_relative_to(workspace)

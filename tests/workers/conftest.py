@@ -7,19 +7,19 @@ import pytest
 import trio
 
 from tests.workers.support import settings
-from ztrio.workers.backend import Backend, Worker
-from ztrio.workers.spawn import open_spawn_backend
+from ztrio.workers.process import WorkerProcess
+from ztrio.workers.spawn import SpawnBackend, open_spawn_backend
 
 
 @pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+async def backend(tmp_path: Path) -> AsyncIterator[SpawnBackend]:
     """A backend that keeps nothing ready."""
     async with open_spawn_backend(settings(tmp_path)) as opened:
         yield opened
 
 
 @pytest.fixture
-async def worker(backend: Backend) -> Worker:
+async def worker(backend: SpawnBackend) -> WorkerProcess:
     """A ready worker; the backend ends it if the test does not."""
     with trio.fail_after(20):
         return await backend.acquire()

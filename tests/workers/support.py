@@ -1,6 +1,7 @@
 """What the worker tests share: settings, requests, and a look at who is alive."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +48,23 @@ def request(workspace: Path, function: str, arguments: dict[str, Any] | None = N
 
 
 class Reports(list[tuple[float, float | None, str | None]]):
-    """Collects progress; `first` is set with the first of it."""
+    """Collects progress; `on_first` is called with the first of it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = trio.Event()
+    on_first: Callable[[], None] = staticmethod(lambda: None)
 
     def __call__(self, progress: float, total: float | None, message: str | None) -> None:
         self.append((progress, total, message))
-        self.first.set()
+        if len(self) == 1:
+            self.on_first()
 
 
 async def begin(worker: WorkerProcess, sent: Request) -> Reports:
     """Send a request to a tool that does not end, and wait for its first progress."""
     reports = Reports()
     await worker.send_request(sent)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(worker.receive, reports)
-        await reports.first.wait()
-        nursery.cancel_scope.cancel()
+    with trio.CancelScope() as scope:
+        reports.on_first = scope.cancel
+        raise AssertionError(f"it ended: {await worker.receive(reports)}")
     return reports
 
 

@@ -81,8 +81,8 @@ async def test_nothing_a_tool_does_keeps_it_alive(worker: WorkerProcess, tmp_pat
     await trio.sleep(0.1)
     start = time.monotonic()
     proof = assert_ends(await worker.terminate(grace=0, bound=BOUND), worker.pid)
-    assert time.monotonic() - start < 2
-    assert proof.status == (0 if function == "die_main_thread" else -9) or proof.status == -9
+    assert time.monotonic() - start < BOUND
+    assert proof.status == -9
 
 
 async def test_grace_lets_a_sync_tool_go(worker: WorkerProcess, tmp_path: Path) -> None:
@@ -263,7 +263,8 @@ async def test_terminate_can_be_repeated_after_a_cancellation(worker: WorkerProc
 
 async def test_members_of_many() -> None:
     """Reading a large process table leaves room for other tasks and misses nobody."""
-    async with leader("import os, time\nfor _ in range(20): os.fork() or time.sleep(300)\nprint(1, flush=True); time.sleep(300)") as watch:
+    script = "import os, time\nfor _ in range(20): os.fork() or time.sleep(300)\nprint(1, flush=True); time.sleep(300)"
+    async with leader(script) as watch:
         assert await live_members()(watch.pid) == group(watch.pid)
         assert len(group(watch.pid)) == 21
 

@@ -16,9 +16,9 @@ from ztrio.errors import WorkerFailed
 from ztrio.plain import decode
 from ztrio.testing.leaks import LeakProbe
 from ztrio.workers import spawn
-from ztrio.workers.backend import Backend, BackendStatistics
+from ztrio.workers.backend import BackendStatistics
 from ztrio.workers.process import WorkerProcess
-from ztrio.workers.spawn import open_spawn_backend
+from ztrio.workers.spawn import SpawnBackend, open_spawn_backend
 from ztrio.workers.wire import Result
 
 
@@ -35,7 +35,7 @@ def module(path: Path, text: str) -> dict[str, Any]:
     return {"modules": ((path.stem, str(path)),)}
 
 
-async def failures(backend: Backend, count: int = 1) -> list[WorkerFailed]:
+async def failures(backend: SpawnBackend, count: int = 1) -> list[WorkerFailed]:
     """The errors of several that ask at once."""
     found: list[WorkerFailed] = []
 
@@ -66,7 +66,7 @@ async def test_the_pool_keeps_workers_ready(tmp_path: Path) -> None:
         await until(lambda: backend.statistics().idle == 2)
         assert backend.statistics() == BackendStatistics(name="spawn", idle=2, starting=0, handed_over=1, unproven=0)
         second = await backend.acquire()
-        assert second.started_at >= first.started_at
+        assert second.started_at > first.started_at - 0.02  # clock ticks
         await first.terminate(grace=0, bound=BOUND)
         assert is_alive(second.pid)
     assert not is_alive(second.pid)
@@ -103,7 +103,8 @@ async def test_first_come_first_served(tmp_path: Path) -> None:
 )
 async def test_tools_that_cannot_be_loaded(tmp_path: Path, text: str, reason: str, printed: str) -> None:
     """Everyone who waits learns why, with what was printed; nothing is tried again until somebody asks."""
-    options = settings(tmp_path, prewarmed=2, start_timeout=1.5, **module(tmp_path / "broken_tools.py", text))
+    patience = 1.5 if "1.5 s" in reason else 30.0
+    options = settings(tmp_path, prewarmed=2, start_timeout=patience, **module(tmp_path / "broken_tools.py", text))
     async with open_spawn_backend(options) as backend:
         errors = await failures(backend, 3)
         assert len({id(error) for error in errors}) == 3
@@ -180,7 +181,8 @@ async def test_a_worker_that_died_just_now_is_not_handed_over(tmp_path: Path) ->
         await until(lambda: backend.statistics().idle == 1)
         (victim,) = child_pids()
         os.kill(victim, signal.SIGKILL)
-        time.sleep(0.1)  # noqa: ASYNC251 - the loop must not notice
+        while is_alive(victim):
+            time.sleep(0.001)  # noqa: ASYNC251 - the loop must not notice
         worker = await backend.acquire()
         assert worker.pid != victim
 
@@ -300,11 +302,10 @@ async def test_an_error_of_the_backend_itself_is_not_hidden(tmp_path: Path) -> N
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         async with open_spawn_backend(settings(tmp_path)) as backend:
             backend._watchers.start_soon(fail)
             await trio.sleep_forever()
-    assert caught.group_contains(ZeroDivisionError)
 
 
 async def test_a_closed_backend_makes_no_worker(tmp_path: Path) -> None:

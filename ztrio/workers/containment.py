@@ -142,7 +142,7 @@ async def _becomes_empty(leader: LeaderWatch, grace: float, members: Members) ->
             await trio.sleep(pause)
             pause = min(2 * pause, _GRACE_PAUSE)
         return True
-    return False  # noqa: ASYNC910 - the checkpoint is above
+    return False
 
 
 _UNSEEN: Final = 0
@@ -153,6 +153,7 @@ async def _look(members: Members, group: int) -> frozenset[int]:
     try:
         return await members(group)
     except (OSError, subprocess.SubprocessError):
+        await trio.lowlevel.checkpoint()
         return frozenset((_UNSEEN,))
 
 

@@ -20,12 +20,12 @@ import attrs
 import trio
 
 from ztrio.errors import WorkerFailed
-from ztrio.workers.backend import Backend, BackendSettings, BackendStatistics
+from ztrio.workers.backend import BackendSettings, BackendStatistics
 from ztrio.workers.containment import Members, live_members
 from ztrio.workers.process import WorkerProcess
 from ztrio.workers.wire import Boot
 
-__all__ = ["open_spawn_backend"]
+__all__ = ["SpawnBackend", "open_spawn_backend"]
 
 _END_BOUND: Final = 5.0  # seconds for the proof of workers that no call owns
 _IDLE_DEATHS: Final = 3  # in a row, until the pool rests
@@ -43,7 +43,9 @@ class _Waiter:
 
 
 @asynccontextmanager
-async def open_spawn_backend(settings: BackendSettings, *, members: Members | None = None) -> AsyncIterator[Backend]:
+async def open_spawn_backend(
+    settings: BackendSettings, *, members: Members | None = None
+) -> AsyncIterator[SpawnBackend]:
     """Open the backend. On leaving, every worker is ended, proven or not, within a few seconds.
 
     Args:
@@ -56,12 +58,15 @@ async def open_spawn_backend(settings: BackendSettings, *, members: Members | No
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         # The kernel would reap workers by itself: no leader could be held until its group is empty.
         raise _start_failed("this process ignores SIGCHLD, so the end of a worker cannot be proven", "")
-    backend = _SpawnBackend(settings, members or live_members())
+    backend = SpawnBackend(settings, members or live_members())
     inner: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(backend.run)
+            nursery.start_soon(backend.run)
             try:
+                # Not `nursery.start`: cancelled, it waits for `run` to end, which waits for `close`.
+                with trio.CancelScope(shield=True):
+                    await backend.running.wait()  # one turn of the scheduler
                 yield backend
             except BaseException as error:
                 inner = error
@@ -76,7 +81,7 @@ async def open_spawn_backend(settings: BackendSettings, *, members: Members | No
         raise inner
 
 
-class _SpawnBackend:
+class SpawnBackend:
     """See `open_spawn_backend`."""
 
     def __init__(self, settings: BackendSettings, members: Members) -> None:
@@ -98,6 +103,8 @@ class _SpawnBackend:
         self._idle_deaths = 0
         # Whether starting failed and nobody has asked since: the pool is not filled then.
         self._resting = False
+        # Set once `run` can start workers.
+        self.running = trio.Event()
         self._closing = trio.Event()
         # Both set while `run` runs: who watches workers, and (inside it, ended first) who makes them.
         self._watchers: trio.Nursery
@@ -139,7 +146,7 @@ class _SpawnBackend:
         """Let `run` end every worker and return."""
         self._closing.set()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:  # noqa: ASYNC114
+    async def run(self) -> None:
         """Make and watch workers until `close`."""
         # Shielded, because calls that are being cancelled still need their workers watched while they end them.
         # `close` always comes, and what follows it bounds itself.
@@ -147,7 +154,7 @@ class _SpawnBackend:
             async with trio.open_nursery() as self._watchers:
                 async with trio.open_nursery() as self._makers:
                     self._dispatch()
-                    task_status.started()
+                    self.running.set()
                     await self._closing.wait()
                     self._makers.cancel_scope.cancel()
                 while self._waiters:

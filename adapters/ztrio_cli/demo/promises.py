@@ -1,68 +1,16 @@
 """The promises of each scene as pure functions of what was observed, so that a broken one can be shown to be noticed.
 
-Each check says in a sentence what was promised, whether the facts bear it out, and what it looked at. Facts come from
-the client's answers, the audit resource, the process table and the files; none is taken from inside the server.
+Each check says in a sentence what was promised, whether the facts bear it out, and what it looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import attrs
 
 from ztrio_cli.demo.client import Answer
-from ztrio_cli.demo.observe import Process, Tree
+from ztrio_cli.demo.facts import CHART_PROGRAM, TERMINAL, Facts, Promise, sequences
 
-__all__ = ["PROMISES", "Facts", "Promise", "check", "sequences"]
-
-CHART_PROGRAM = "chart.py"
-TERMINAL = {"deny", "queue_timeout", "commit", "rollback", "completed", "recovered", "unresolved"}
-
-
-@attrs.frozen
-class Promise:
-    """One promise, kept or broken, and on what evidence."""
-
-    text: str
-    kept: bool
-    evidence: str
-
-
-@attrs.frozen(kw_only=True)
-class Facts:
-    """Everything observed in one scene.
-
-    Args:
-        scene: Its name.
-        seconds: How long what the scene is about took.
-        limit: How long it may take.
-        answers: The client's answers, in the order in which the calls were sent; a cancelled call has none.
-        events: Audit events of the scene's mutating calls, by `seq`.
-        before: The workspace's visible files before.
-        after: The same after the last answer.
-        sightings: What a reader that looked all the time found, each different one once.
-        seen: Processes below the server while the call ran.
-        alive: Those of them that were still alive right after the answer.
-        half_written: Unfinished files seen in staging while the call ran.
-        leftovers: Staging folders that were there after the answer.
-        extra: Facts of one scene alone.
-    """
-
-    scene: str
-    seconds: float
-    limit: float
-    answers: tuple[Answer, ...]
-    events: tuple[dict[str, Any], ...]
-    before: Tree
-    after: Tree
-    sightings: tuple[Any, ...] = ()
-    seen: tuple[Process, ...] = ()
-    alive: tuple[Process, ...] = ()
-    half_written: tuple[str, ...] = ()
-    leftovers: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = attrs.field(factory=dict)
-
+__all__ = ["PROMISES", "check"]
 
 Check = Callable[[Facts], Promise]
 
@@ -72,18 +20,12 @@ def check(facts: Facts) -> tuple[Promise, ...]:
     return tuple(promise(facts) for promise in PROMISES[facts.scene])
 
 
-def sequences(events: tuple[dict[str, Any], ...]) -> dict[str, list[str]]:
-    """Job id → names of its events, in order; jobs in the order in which they were allowed."""
-    found: dict[str, list[str]] = {}
-    for event in events:
-        found.setdefault(event["execution_job_id"], []).append(event["event"])
-    return found
-
-
 def _answers(*expected: str) -> Check:
     def promise(facts: Facts) -> Promise:
         got = [answer.code or str(answer.outcome) for answer in facts.answers]
-        return Promise(f"the client is told {' and '.join(expected)}", got == list(expected), ", ".join(got) or "nothing")
+        return Promise(
+            f"the client is told {' and '.join(expected)}", got == list(expected), ", ".join(got) or "nothing"
+        )
 
     return promise
 
@@ -100,7 +42,9 @@ def _audit(*expected: str) -> Check:
     def promise(facts: Facts) -> Promise:
         got = [" → ".join(names) for names in sequences(facts.events).values()]
         wanted = list(expected)
-        return Promise(f"the audit reads {' and '.join(wanted)}", sorted(got) == sorted(wanted), "; ".join(got) or "nothing")
+        return Promise(
+            f"the audit reads {' and '.join(wanted)}", sorted(got) == sorted(wanted), "; ".join(got) or "nothing"
+        )
 
     return promise
 
@@ -133,7 +77,11 @@ def _processes_gone(facts: Facts) -> Promise:
     text = "the worker's child process was seen at work, and every process of the call is gone"
     chart = [process.pid for process in facts.seen if CHART_PROGRAM in process.command]
     alive = ", ".join(f"{process.pid} ({process.command[:40]})" for process in facts.alive)
-    evidence = f"still alive: {alive}" if alive else f"{[process.pid for process in facts.seen]} gone, chart program {chart or 'not seen'}"
+    evidence = (
+        f"still alive: {alive}"
+        if alive
+        else f"{[process.pid for process in facts.seen]} gone, chart program {chart or 'not seen'}"
+    )
     return Promise(text, bool(chart) and not facts.alive, evidence)
 
 
@@ -206,10 +154,14 @@ def _serialised(facts: Facts) -> Promise:
 def _last_wins_whole(facts: Facts) -> Promise:
     commits = [event["session"] for event in facts.events if event["event"] == "commit"]
     # `monotonic` and not `seq` decides who was last: a terminal event takes its number before its transaction.
-    last = max((event for event in facts.events if event["event"] == "commit"), key=lambda e: e["monotonic"], default={})
+    last = max(
+        (event for event in facts.events if event["event"] == "commit"), key=lambda e: e["monotonic"], default={}
+    )
     titles = facts.extra["titles"]
     kept = len(commits) > 1 and set(titles) == {last.get("session")}
-    return Promise("every page is of the site committed last", kept, f"committed {commits}, pages of {sorted(set(titles))}")
+    return Promise(
+        "every page is of the site committed last", kept, f"committed {commits}, pages of {sorted(set(titles))}"
+    )
 
 
 def _reader_never_misses(facts: Facts) -> Promise:
@@ -244,7 +196,9 @@ def _one_terminal_event(facts: Facts) -> Promise:
         if job and sum(name in TERMINAL or (name == "error" and job in reads) for name in names) != 1
     }
     evidence = f"{len(recorded)} calls, {odd or 'all with one'}"
-    return Promise("in the audit file every call of this demo has exactly one end", bool(recorded) and not odd, evidence)
+    return Promise(
+        "in the audit file every call of this demo has exactly one end", bool(recorded) and not odd, evidence
+    )
 
 
 _DISCARDED = (_untouched, _no_leftovers, _proof)

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ztrio_cli.console import console, write_json, write_line
-from ztrio_cli.demo.promises import Facts, Promise, check, sequences
+from ztrio_cli.demo.facts import Facts, Promise, sequences
+from ztrio_cli.demo.promises import check
 
 __all__ = ["Report", "show"]
 

@@ -6,9 +6,6 @@ waits until that program has half a file in staging. Only then does the client c
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,16 +16,9 @@ from mcp.shared.exceptions import MCPError
 
 from ztrio_cli.audit_log import Damage, JsonLines
 from ztrio_cli.demo.client import Answer, Server, audit_events, call
-from ztrio_cli.demo.observe import (
-    Process,
-    below,
-    job_directories,
-    processes,
-    read_tree,
-    still_alive,
-    unfinished_charts,
-)
-from ztrio_cli.demo.promises import CHART_PROGRAM, Facts
+from ztrio_cli.demo.facts import Facts
+from ztrio_cli.demo.observe import job_directories, read_tree, still_alive, unfinished_charts
+from ztrio_cli.demo.observer import PATIENCE, Observer, observing, page_state
 from ztrio_cli.workspace import audit_file
 
 __all__ = ["SCENES", "Stage", "client_vanishes"]
@@ -38,8 +28,7 @@ LONG: Final = 60.0  # seconds per chart where the call is not meant to end by it
 SHORT: Final = 0.25  # seconds per chart where a reader shall have time to look
 TIMEOUT: Final = 2.0  # seconds the tool gets in the timeout scene
 PROMPT: Final = 2.0  # seconds in which a stopped call must be settled, on a machine that does other things too
-LOOK: Final = 0.01  # seconds between two looks of the observer
-PATIENCE: Final = 20.0  # seconds until something that must happen is given up
+LOOK: Final = 0.01  # seconds between two looks at the audit
 
 EXPECTED_SITE: Final = (
     "site/index.html",
@@ -84,65 +73,6 @@ class Stage:
         return tuple(event for event in events if event.get("capability") in ("write", "destructive"))
 
 
-@attrs.define
-class Observer:
-    """Looks at files and processes all the time while a call runs."""
-
-    server: Server
-    look: Callable[[], Any]
-    # Each different thing that `look` returned, once, in the order of appearance.
-    sightings: list[Any] = attrs.field(factory=list)
-    # Chart programs and their ancestors up to the server, by pid; only grows.
-    seen: dict[int, Process] = attrs.field(factory=dict)
-    # Unfinished charts; only grows.
-    half_written: set[str] = attrs.field(factory=set)
-    # Set once a chart program was seen with half a file.
-    caught: trio.Event = attrs.field(factory=trio.Event)
-
-    async def run(self) -> None:
-        """Look until cancelled."""
-        while True:
-            await trio.to_thread.run_sync(self._look)
-            if self.half_written and self.seen:
-                self.caught.set()
-            await trio.sleep(LOOK)
-
-    async def wait_caught(self) -> None:
-        """Wait until a chart program was seen with half a file; give up after `PATIENCE`."""
-        with trio.move_on_after(PATIENCE):
-            await self.caught.wait()
-
-    def see_everything(self) -> None:
-        """Count the server and all it started among the processes of the call: idle workers too."""
-        table = processes()
-        server = self.server.process.pid
-        self.seen.update({process.pid: process for process in [table[server], *below(server, table)]})
-
-    def _look(self) -> None:
-        sighting = self.look()
-        if sighting not in self.sightings:
-            self.sightings.append(sighting)
-        self.half_written |= set(unfinished_charts(self.server.workspace))
-        table = processes()
-        descendants = {process.pid: process for process in below(self.server.process.pid, table)}
-        for process in descendants.values():
-            if CHART_PROGRAM in process.command:
-                pid = process.pid
-                while pid in descendants:
-                    self.seen[pid] = descendants[pid]
-                    pid = descendants[pid].parent
-
-
-@asynccontextmanager
-async def _observed(stage: Stage, look: Callable[[], Any]) -> AsyncIterator[Observer]:
-    observer = Observer(stage.server, look)
-    await trio.to_thread.run_sync(observer._look)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(observer.run)
-        yield observer
-        nursery.cancel_scope.cancel()
-
-
 async def _facts(
     stage: Stage,
     scene: str,
@@ -178,9 +108,9 @@ async def _facts(
 async def commit(stage: Stage) -> Facts:
     """A build that succeeds."""
     before, began = read_tree(stage.workspace), trio.current_time()
-    async with _observed(stage, lambda: (stage.workspace / "site").exists()) as observer:
+    async with observing(stage.server, lambda: (stage.workspace / "site").exists()) as observer:
         answer = await stage.build(slow=SHORT)
-        facts = await _facts(
+        return await _facts(
             stage,
             "commit",
             observer,
@@ -193,13 +123,12 @@ async def commit(stage: Stage) -> Facts:
             unfinished=unfinished_charts(stage.workspace),
             target=str(stage.workspace / "site"),
         )
-    return facts
 
 
 async def timeout(stage: Stage) -> Facts:
     """A build whose chart program hangs until its time is up."""
     before, began = read_tree(stage.workspace), trio.current_time()
-    async with _observed(stage, lambda: read_tree(stage.workspace)) as observer:
+    async with observing(stage.server, lambda: read_tree(stage.workspace)) as observer:
         answer = await stage.build(slow=LONG, timeout=TIMEOUT)
         return await _facts(
             stage,
@@ -217,9 +146,9 @@ async def timeout(stage: Stage) -> Facts:
 async def client_cancels(stage: Stage) -> Facts:
     """A build whose client loses interest and says so."""
     before = read_tree(stage.workspace)
-    async with _observed(stage, lambda: read_tree(stage.workspace)) as observer:
+    async with observing(stage.server, lambda: read_tree(stage.workspace)) as observer:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: stage.build(slow=LONG))
+            nursery.start_soon(_build_for_long, stage)
             await observer.wait_caught()
             began = trio.current_time()
             nursery.cancel_scope.cancel()
@@ -237,6 +166,10 @@ async def client_cancels(stage: Stage) -> Facts:
         )
 
 
+async def _build_for_long(stage: Stage) -> None:
+    await stage.build(slow=LONG)
+
+
 async def _settled(stage: Stage) -> tuple[dict[str, Any], ...]:
     """Look at the audit until the cancelled call has its last event: nobody is answered who has left."""
     events: tuple[dict[str, Any], ...] = ()
@@ -250,7 +183,7 @@ async def _settled(stage: Stage) -> tuple[dict[str, Any], ...]:
 async def tool_error(stage: Stage) -> Facts:
     """An import of a file whose fourth line is no number: the rows before it were written already."""
     before, began = read_tree(stage.workspace), trio.current_time()
-    async with _observed(stage, lambda: read_tree(stage.workspace)) as observer:
+    async with observing(stage.server, lambda: read_tree(stage.workspace)) as observer:
         arguments = {"source": "incoming/broken.csv", "data": "content/data/bathing.csv"}
         answer = await call(stage.client, "import_csv", arguments)
         return await _facts(stage, "tool error", observer, answer, before=before, began=began, limit=PATIENCE)
@@ -265,7 +198,7 @@ async def two_sessions(stage: Stage) -> Facts:
     async def build(session: str) -> None:
         answers[session] = await stage.build(slow=SHORT, session=session)
 
-    async with _observed(stage, lambda: _page_state(site / "index.html")) as observer:
+    async with observing(stage.server, lambda: page_state(site / "index.html")) as observer:
         async with trio.open_nursery() as nursery:
             for session in ("morning", "evening"):
                 nursery.start_soon(build, session)
@@ -278,19 +211,9 @@ async def two_sessions(stage: Stage) -> Facts:
             began=began,
             limit=PATIENCE,
             history={session: await stage.history(session) for session in ("morning", "evening")},
-            titles=sorted(_page_state(page) for page in site.glob("*.html")),
+            titles=sorted(page_state(page) for page in site.glob("*.html")),
             whole_versions=(TITLE, "morning", "evening"),
         )
-
-
-def _page_state(page: Path) -> str:
-    """The site's title as the page shows it, if it is there and whole."""
-    try:
-        text = page.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return "missing"
-    title = re.search(r"<strong>(.*?)</strong>", text)
-    return title[1] if title and text.endswith("</html>\n") else "half written"
 
 
 async def destroyed_session(stage: Stage) -> Facts:
@@ -300,7 +223,7 @@ async def destroyed_session(stage: Stage) -> Facts:
     await call(stage.client, "session_destroy", {"session": handle})
     await stage.events()
     before, began = read_tree(stage.workspace), trio.current_time()
-    async with _observed(stage, lambda: read_tree(stage.workspace)) as observer:
+    async with observing(stage.server, lambda: read_tree(stage.workspace)) as observer:
         answer = await stage.build(session=handle)
         read = await call(stage.client, "build_history", {"session": handle})
         return await _facts(
@@ -315,7 +238,7 @@ async def client_vanishes(stage: Stage) -> Facts:
     """The client is gone in the middle of a build: the server's input ends. Last, because the server ends with it."""
     before = read_tree(stage.workspace)
     await stage.events()
-    async with _observed(stage, lambda: read_tree(stage.workspace)) as observer:
+    async with observing(stage.server, lambda: read_tree(stage.workspace)) as observer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_build_until_gone, stage)
             await observer.wait_caught()
