@@ -92,7 +92,7 @@ class Committer:
         value = result_value(staging, reply)
         await runtime.blocking(staging.inspect)
         await runtime.store.advance(job.id, "publishing_outputs")
-        targets: Mapping[str, str] = await runtime.blocking(staging.publish)
+        targets: Mapping[str, str] = await runtime.blocking(_publish, staging)
         await runtime.store.advance(job.id, "committing_state")
         event = runtime.audit.stamp(
             job.event(
@@ -222,6 +222,12 @@ class Committer:
             version=0 if self._session is None else self._session.version,
             state=state,
         )
+
+
+def _publish(staging: Staging) -> Mapping[str, str]:
+    targets = staging.publish()
+    staging.record("committing_state")
+    return targets
 
 
 def result_value(staging: Staging, reply: Result) -> Any:

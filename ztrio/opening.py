@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from ztrio.audit import AuditBus
+from ztrio.audit import AuditBus, Subscription
 from ztrio.audit_file import AuditFile
 from ztrio.ending import write_again
 from ztrio.errors import InvalidArguments, UnsupportedPlatform
@@ -58,29 +58,36 @@ class _Services:
         if file is not None:
             file.open()
         supervisor: Supervisor | None = None
+        written = trio.Event()
         try:
             # Cancelling the user's body must not cut cleanup short: closing does, with a deadline of its own.
             with trio.CancelScope(shield=True) as lifetime:
                 async with trio.open_nursery() as writers, AsyncExitStack() as stack:
                     if file is not None:
                         events = await stack.enter_async_context(audit.subscribe(durable=True, capacity=4096))
-                        writers.start_soon(file.write_all, audit, events)
+                        writers.start_soon(_write_all, file, audit, events, written)
                     backend = await stack.enter_async_context(self.factory(self._backend_settings()))
-                    async with trio.open_nursery() as nursery:
-                        runtime = self._runtime(audit, backend, nursery)
-                        supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
-                        nursery.start_soon(supervisor.watch_audit)
-                        nursery.start_soon(write_again, runtime)
-                        # Whoever opens it may have been cancelled meanwhile. Then this task would stay the opener's,
-                        # who waits for its end, and nobody would ever close it.
-                        lifetime.shield = False
-                        await trio.lowlevel.checkpoint_if_cancelled()
-                        lifetime.shield = True
-                        task_status.started(supervisor)
-                        await supervisor.run_until_idle()
-                        nursery.cancel_scope.cancel()
-                    audit.close()
-                    writers.cancel_scope.deadline = trio.current_time() + _LAST_MOMENT
+                    try:
+                        async with trio.open_nursery() as nursery:
+                            runtime = self._runtime(audit, backend, nursery)
+                            supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
+                            nursery.start_soon(supervisor.watch_audit)
+                            nursery.start_soon(write_again, runtime)
+                            # Whoever opens it may have been cancelled meanwhile. Then this task would stay the
+                            # opener's, who waits for its end, and nobody would ever close it.
+                            lifetime.shield = False
+                            await trio.lowlevel.checkpoint_if_cancelled()
+                            lifetime.shield = True
+                            task_status.started(supervisor)
+                            await supervisor.run_until_idle()
+                            nursery.cancel_scope.cancel()
+                    finally:
+                        # What ended the calls may be a failure of our own; their events are wanted all the more.
+                        audit.close()
+                        if file is not None:
+                            with trio.move_on_after(_LAST_MOMENT, shield=True):
+                                await written.wait()
+                    writers.cancel_scope.cancel()
         finally:
             if supervisor is not None:
                 supervisor.closed.set()
@@ -111,6 +118,13 @@ class _Services:
             prewarmed=min(2, self.settings.workers),
             start_timeout=self.settings.start_bound,
         )
+
+
+async def _write_all(file: AuditFile, audit: AuditBus, events: Subscription, written: trio.Event) -> None:
+    try:
+        await file.write_all(audit, events)
+    finally:
+        written.set()
 
 
 def _spawn(settings: BackendSettings) -> Any:

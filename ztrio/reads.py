@@ -61,7 +61,7 @@ class Read:
                 self._ended = True
         except ZtrioError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - tool code may raise anything, and so may a store
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything, and must not end the server
             self._error = _tool_error(job.tool.name, error)
         finally:
             if not self._ended and self._error is None:
@@ -148,7 +148,7 @@ class Read:
         self._runtime.pins.unpin(job.pin)
 
 
-def _tool_error(name: str, error: Exception) -> ToolError:
+def _tool_error(name: str, error: BaseException) -> ToolError:
     # The first frame is ours.
     frames = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))

@@ -179,9 +179,7 @@ class SessionCall:
                 "before repeating.",
                 reason="commit_unconfirmed",
             )
-            audit.publish(
-                job.event("unresolved", code=unknown.code, reason=unknown.reason, outcome=Outcome.UNRESOLVED)
-            )
+            audit.publish(job.event("unresolved", code=unknown.code, reason=unknown.reason, outcome=Outcome.UNRESOLVED))
             job.fail(unknown, Outcome.UNRESOLVED)
             return
         job.settled = True

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -22,7 +25,7 @@ import trio
 
 from ztrio.audit import AuditEvent
 
-__all__ = ["EXIT_BOUND", "SIGNALS", "Ending", "LiveWorkers", "force_exit", "watch_bound", "watch_signals"]
+__all__ = ["EXIT_BOUND", "SIGNALS", "Ending", "LiveWorkers", "bounded_exit", "force_exit", "watch_signals"]
 
 EXIT_BOUND: Final = 4.8
 """Seconds from the first word to the forced exit; MCP clients wait about 5 before they kill."""
@@ -38,6 +41,8 @@ class Ending:
     cause: str | None = None
     status: int | None = None
     _requested: trio.Event = attrs.field(factory=trio.Event, init=False)
+    # Called by the first word, before anybody else hears of it.
+    on_request: Callable[[], object] | None = None
 
     def request(self, cause: str, status: int) -> bool:
         """Ask for the end; True if this was the first word.
@@ -49,6 +54,8 @@ class Ending:
         if self.cause is not None:
             return False
         self.cause, self.status = cause, status
+        if self.on_request is not None:
+            self.on_request()
         self._requested.set()
         return True
 
@@ -121,24 +128,25 @@ async def watch_signals(
                 signal.signal(each, force)
 
 
-async def watch_bound(ending: Ending, workers: LiveWorkers) -> None:
-    """Force the exit `EXIT_BOUND` seconds after the first word. Never returns.
+@contextmanager
+def bounded_exit(ending: Ending, workers: LiveWorkers) -> Iterator[None]:
+    """Force the exit `EXIT_BOUND` seconds after the first word, unless the block has been left by then.
 
-    SIGALRM needs neither a thread, which might not be had, nor the event loop, which might be what is stuck.
+    SIGALRM needs neither a thread, which might not be had, nor the event loop, which might be what is stuck. For the
+    same reason the clock is started by the word itself and not by a task that hears of it.
 
     Args:
         ending: Starts the clock, and knows the status.
         workers: Killed by a forced exit.
     """
-    await ending.wait()
 
     def force(_signum: int, _frame: FrameType | None) -> None:
         force_exit(workers, 1 if ending.status is None else ending.status)
 
     former = signal.signal(signal.SIGALRM, force)
-    signal.setitimer(signal.ITIMER_REAL, EXIT_BOUND)
+    ending.on_request = partial(signal.setitimer, signal.ITIMER_REAL, EXIT_BOUND)
     try:
-        await trio.sleep_forever()
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)

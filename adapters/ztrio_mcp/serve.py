@@ -23,7 +23,7 @@ from ztrio.loading import load_toolbox
 from ztrio.opening import open_supervisor
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
-from ztrio_mcp.life import Ending, LiveWorkers, watch_bound, watch_signals
+from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
 from ztrio_mcp.server import McpServer
 from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, claimed_stdio, open_transport
 
@@ -179,22 +179,22 @@ async def _main(
     ending, workers = Ending(), LiveWorkers()
     failure: Exception | None = None
     status = FAILURE_STATUS
-    async with trio.open_nursery() as nursery:
-        await nursery.start(watch_signals, ending, workers)
-        nursery.start_soon(watch_bound, ending, workers)
-        # A signal while the supervisor starts ends the start; once it runs, a signal ends the serving instead.
-        starting = trio.CancelScope()
-        watching = trio.CancelScope()
-        nursery.start_soon(_cancel_when_ending, ending, starting, watching)
-        try:
-            with starting:
-                async with open_supervisor(toolbox, workspace=workspace, **options) as supervisor:
-                    watching.cancel()
-                    supervisor.audit.add_reducer(workers)
-                    status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
-        except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
-            failure = error
-        nursery.cancel_scope.cancel()
+    with bounded_exit(ending, workers):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, ending, workers)
+            # A signal while the supervisor starts ends the start; once it runs, a signal ends the serving instead.
+            starting = trio.CancelScope()
+            watching = trio.CancelScope()
+            nursery.start_soon(_cancel_when_ending, ending, starting, watching)
+            try:
+                with starting:
+                    async with open_supervisor(toolbox, workspace=workspace, **options) as supervisor:
+                        watching.cancel()
+                        supervisor.audit.add_reducer(workers)
+                        status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
+            except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
+                failure = error
+            nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
     return status if ending.status is None else ending.status

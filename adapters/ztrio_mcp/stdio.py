@@ -241,10 +241,11 @@ class StdioTransport:
         try:
             data = jsonrpc.encode(body)
         except ValueError as error:
-            request_id = None if request is None else request.id
-            data = jsonrpc.encode(
-                jsonrpc.error_reply(request_id, jsonrpc.INTERNAL_ERROR, f"the answer is not JSON: {error}")
-            )
+            if request is None:
+                await trio.lowlevel.checkpoint()
+                return  # a notification that cannot be told; nobody waits for it
+            reply = jsonrpc.error_reply(request.id, jsonrpc.INTERNAL_ERROR, f"the answer is not JSON: {error}")
+            data = jsonrpc.encode(reply)
         await self._queue.send(_Outgoing(data, request))
 
     async def settled(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -146,20 +146,14 @@ def test_a_file_that_does_not_exist_yet(tmp_path: Path) -> None:
 def test_lines_do_not_depend_on_chunks(cuts: list[int], chunk: int) -> None:
     """However the writer's and the reader's pieces fall, every line is read once and whole."""
     data = lines(*EVENTS)
-    reading, writing = os.memfd_create("audit"), -1
-    path = Path(f"/proc/self/fd/{reading}")
-    saved, audit_log.CHUNK = audit_log.CHUNK, chunk
     found: list[Any] = []
+    saved, audit_log.CHUNK = audit_log.CHUNK, chunk
     try:
-        writing = os.open(path, os.O_WRONLY)
-        with JsonLines(path) as reader:
+        with tempfile.NamedTemporaryFile(buffering=0) as file, JsonLines(Path(file.name)) as reader:
             for cut in [*cuts, len(data)]:
                 piece, data = data[:cut], data[cut:]
-                os.write(writing, piece)
+                file.write(piece)
                 found += reader.poll()
     finally:
         audit_log.CHUNK = saved
-        os.close(reading)
-        if writing >= 0:
-            os.close(writing)
     assert found == EVENTS

@@ -138,7 +138,7 @@ def _hanging(tools: Path, workspace: Path, *more: str) -> tuple[str | Path, ...]
 def test_ctrl_c_waits_for_the_rollback_and_says_so(
     started: Started, tools: Path, workspace: Path, repeats: int
 ) -> None:
-    """Ctrl-C kills the tool and its child, puts everything back, says so and exits with 130; repeating it changes nothing."""
+    """Ctrl-C kills the tool and its child, puts everything back, says so and exits with 130; more change nothing."""
     with started(*_hanging(tools, workspace)) as process:
         assert process.stderr is not None
         child = _child(process.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
 from tests.cli.conftest import EXAMPLE, Command, Started
 from ztrio_cli import demo
@@ -238,6 +239,20 @@ def test_a_server_that_does_not_serve(cli: Command, tmp_path: Path, monkeypatch:
     ran = cli("demo")
     assert (ran.status, "broken on purpose" in ran.err) == (1, True)
     assert ran.err.splitlines()[-1].startswith("error: DEMO_FAILED: ")
+
+
+def test_a_server_that_does_not_answer(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scene that does not end is given up after its bound: the demo fails instead of hanging."""
+
+    async def endless(_: scenes.Stage) -> Facts:
+        """Nothing happens."""
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(scenes, "SCENES", (endless,))
+    monkeypatch.setattr(demo, "SCENE", 0.1)
+    ran = cli("demo")
+    assert (ran.status, ran.err.splitlines()[-1][:19]) == (1, "error: DEMO_FAILED:")
 
 
 def test_a_folder_with_something_in_it_is_not_used(cli: Command, workspace: Path) -> None:

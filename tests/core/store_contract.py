@@ -1,9 +1,11 @@
-"""What every store promises. A store's test file says how to open one and inherits the tests:
+"""What every store promises.
 
-    class TestMyStore(StoreContract):
-        @pytest.fixture
-        def open_store(self, tmp_path):
-            return lambda: my_store(tmp_path / "state.db")
+A store's test file says how to open one and inherits the tests:
+
+class TestMyStore(StoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path):
+        return lambda: my_store(tmp_path / "state.db")
 """
 
 from collections.abc import Callable
@@ -159,11 +161,13 @@ class StoreContract:
             await end(store, 1)
             ended, events = await store.job("job_1"), await log(store)
             for job_id in ("job_1", "job_9"):
-                with pytest.raises(Exception):  # noqa: B017, PT011 - the store's own
+                with pytest.raises(Exception):  # noqa: B017 - the store's own
                     await store.advance(job_id, "preparing")
-                with pytest.raises(Exception):  # noqa: B017, PT011 - the store's own
+                with pytest.raises(Exception):  # noqa: B017 - the store's own
                     await store.finish(
-                        JobEnd(job_id=job_id, outcome=Outcome.ROLLED_BACK, event=event("rollback", 2), session=write({}))
+                        JobEnd(
+                            job_id=job_id, outcome=Outcome.ROLLED_BACK, event=event("rollback", 2), session=write({})
+                        )
                     )
             assert (ended, events) == (await store.job("job_1"), await log(store))
             assert await store.session("ann", "default") is None
@@ -231,7 +235,7 @@ class StoreContract:
                 write({"n": 9}, name="never", incarnation="si_other", version=1),
             ]
             for session in wrong:
-                with pytest.raises(Exception):  # noqa: B017, PT011 - the store's own
+                with pytest.raises(Exception):  # noqa: B017 - the store's own
                     await store.finish(
                         JobEnd(job_id="job_2", outcome=Outcome.COMMITTED, event=event("commit", 2), session=session)
                     )
@@ -242,7 +246,7 @@ class StoreContract:
             await store.finish(JobEnd(job_id="job_2", outcome=Outcome.ROLLED_BACK, event=event("rollback", 2)))
 
     async def test_a_destroyed_name_starts_a_new_life(self, open_store: OpenStore) -> None:
-        """Destruction removes state; the name opened again is another incarnation at version 1, and the old one is over."""
+        """Destruction removes state; the name opened again is another life at version 1, and the old one is over."""
         async with open_store() as store:
             await end(store, 1, session=write({"n": 1}))
             first = await present(store)
@@ -254,7 +258,7 @@ class StoreContract:
             assert first.incarnation != second.incarnation
             assert (1, {"n": 3}) == (second.version, decode(second.state))
             await store.insert_job(job_row(4))
-            with pytest.raises(Exception):  # noqa: B017, PT011 - the store's own
+            with pytest.raises(Exception):  # noqa: B017 - the store's own
                 await store.finish(
                     JobEnd(
                         job_id="job_4",

@@ -102,8 +102,7 @@ class TicketTable(RuleBasedStateMachine):
 TicketTable.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-class TestTicketTable(TicketTable.TestCase):  # type: ignore[misc, name-defined]
-    pass
+TestTicketTable = TicketTable.TestCase
 
 
 async def test_calls_of_one_key_run_in_order() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ztrio.plain import NotPlain, decode, digest, encode, plain
 
-texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=10)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 numbers = st.integers() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False, allow_infinity=False)
 zones = st.none() | st.builds(dt.timezone, st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)))
 moments = st.datetimes(timezones=zones)
@@ -68,7 +68,9 @@ def test_a_copy_shares_no_container() -> None:
 
 
 @pytest.mark.case("R41")
-@pytest.mark.parametrize("number", [2**31, 2**53 + 1, 2**63, 2**64 - 1, 2**64, 10**30, -(2**63), -(2**63) - 1, -(10**30)])
+@pytest.mark.parametrize(
+    "number", [2**31, 2**53 + 1, 2**63, 2**64 - 1, 2**64, 10**30, -(2**63), -(2**63) - 1, -(10**30)]
+)
 def test_integers_are_exact(number: int) -> None:
     """Integers of any size stay exactly what they are, as values, in containers and in digests."""
     assert same({"n": [number]}, decode(encode(plain({"n": [number]}))))
@@ -85,7 +87,7 @@ def test_numbers_that_json_lacks_are_refused_by_place(number: float) -> None:
 
 
 @pytest.mark.case("R34")
-@given(texts, st.characters(categories=("Cs",)), texts)
+@given(texts, st.characters(categories=["Cs"]), texts)
 def test_lone_surrogates_are_refused_by_place(before: str, surrogate: str, after: str) -> None:
     """Text that UTF-8 cannot carry is refused as value and as key, naming where it is."""
     text = before + surrogate + after
@@ -145,7 +147,7 @@ class Loud(str):  # noqa: SLOT000
         return "LOUD"
 
 
-class Halves(float):  # noqa: SLOT000
+class Halves(float):
     pass
 
 

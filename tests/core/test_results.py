@@ -204,7 +204,7 @@ class Measured(pydantic.BaseModel):
 )
 def test_infinities_in_results_are_refused(make: Callable[[], Schema], returned: Any, place: str) -> None:
     """A number that JSON lacks is an error that names its place, and never becomes null."""
-    with pytest.raises(ToolError, match="is not a finite number. Nothing was published") as caught:
+    with pytest.raises(ToolError, match=r"is not a finite number\. Nothing was published") as caught:
         make().result(returned)
     assert caught.value.message.startswith(f"The result does not fit at {place}: ")
 

@@ -81,7 +81,7 @@ def paths(
     extra: Annotated[Path | None, ztrio.Input(kind="file")] = None,
     made: Annotated[Path, ztrio.Output(existing="refuse")] = Field(default_factory=lambda: Path("made.txt")),
 ) -> None: ...
-def text_and_flag(text: str, flag: bool = False) -> None: ...  # noqa: FBT002
+def text_and_flag(text: str, flag: bool = False) -> None: ...
 def odd_default(value: int = 3, marker: Any = object()) -> None: ...  # noqa: B008
 
 
@@ -272,7 +272,11 @@ def test_a_default_inside_the_annotation_is_staged_too() -> None:
                 "wait": dt.timedelta(minutes=1),
             },
         ),
-        (paths, {"source": "/w/a", "out": "/s/b"}, {"source": Path("/w/a"), "out": Path("/s/b"), "made": Path("made.txt")}),
+        (
+            paths,
+            {"source": "/w/a", "out": "/s/b"},
+            {"source": Path("/w/a"), "out": Path("/s/b"), "made": Path("made.txt")},
+        ),
     ],
 )
 def test_what_travels_is_json_and_what_arrives_is_typed(
@@ -369,7 +373,7 @@ def judges(value: Annotated[str, BeforeValidator(lambda value: value or None)]) 
 
 def test_a_check_that_fails_itself_is_the_tools_fault() -> None:
     """A validator that raises something of its own ends the call as a tool error, without the value."""
-    with pytest.raises(ToolError, match="The tool's own check of its arguments raised KeyError. Nothing ran") as caught:
+    with pytest.raises(ToolError, match="own check of its arguments raised KeyError") as caught:
         schema_of(checks).validate({"value": 77})
     assert "KeyError" == caught.value.details["exception_type"]
     assert "77" not in caught.value.message
@@ -416,7 +420,7 @@ def test_types_without_schema_are_named_with_their_line(function: Callable[..., 
 def test_a_description_without_annotations_of_its_own() -> None:
     """`describe` is all that registration needs: names, defaults, and the return annotation, resolved."""
     assert Parameters(
-        annotations={"a": int, "b": Optional[str], "c": float | None},
+        annotations={"a": int, "b": str | None, "c": float | None},
         defaults={"b": None, "c": None},
         outputs={},
         inputs={},

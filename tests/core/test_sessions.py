@@ -51,27 +51,30 @@ def test_a_changed_handle_is_none(place: int, character: str) -> None:
     assert (changed == HANDLE) is is_handle(SECRET, "ann", changed)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        HANDLE.upper(),
-        HANDLE_PREFIX + HANDLE[3:].upper(),
-        HANDLE.replace("i", "ı").replace("s", "ſ", 2),
-        HANDLE[:-1],
-        HANDLE[:-8],
-        HANDLE + "a",
-        HANDLE + "aaaaaaaa",
-        HANDLE + "=",
-        HANDLE[3:],
+def test_what_only_looks_like_a_handle() -> None:
+    """Other spellings of the same bytes, cuts and additions are not handles."""
+    handle = HANDLE
+    while not {"s", "i"} <= set(handle[3:]):
+        handle = mint_handle(SECRET, "ann")
+    body = handle[3:]
+    assert is_handle(SECRET, "ann", handle)
+    for name in (
+        handle.upper(),
+        HANDLE_PREFIX + body.upper(),
+        HANDLE_PREFIX + body.replace("s", "\u017f"),  # a long s, which is an S in upper case
+        HANDLE_PREFIX + body.replace("i", "\u0131"),  # a dotless i
+        handle[:-1],
+        handle[:-8],
+        handle + "a",
+        handle + "aaaaaaaa",
+        handle + "=",
+        body,
         HANDLE_PREFIX,
         HANDLE_PREFIX + "default",
         "",
         "default",
-    ],
-)
-def test_what_only_looks_like_a_handle(name: str) -> None:
-    """Other spellings, cuts and additions are not handles."""
-    assert not is_handle(SECRET, "ann", name)
+    ):
+        assert not is_handle(SECRET, "ann", name)
 
 
 @given(st.text(max_size=80))
@@ -80,10 +83,11 @@ def test_no_text_breaks_the_check(text: str) -> None:
     assert not is_handle(SECRET, "ann", HANDLE_PREFIX + text)
 
 
-@pytest.mark.parametrize("name", ["default", "a", "é", "with space", "x" * MAX_NAME, "zs", "../../etc", HANDLE])
+@pytest.mark.parametrize("name", ["default", "a", "é", "with space", "x" * MAX_NAME, "zs", "../../etc"])
 def test_names_that_may_be_used(name: str) -> None:
     """Plain names of printable characters, and own handles, are returned as they are."""
     assert name == check_name(SECRET, "ann", name)
+    assert HANDLE == check_name(SECRET, "ann", HANDLE)
 
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME + 1), "a\nb", "a\x00", "\ud800", 3, None, b"x", ["x"]])
@@ -148,8 +152,7 @@ class Pins(RuleBasedStateMachine):
         assert bool(self.model) is bool(self.pins._pins)
 
 
-class TestPins(Pins.TestCase):  # type: ignore[misc, name-defined]
-    pass
+TestPins = Pins.TestCase
 
 
 def test_destroying_a_name_nobody_uses() -> None:

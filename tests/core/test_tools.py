@@ -185,7 +185,13 @@ def test_nested_functions_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("thing", "kind"),
-    [(Holder(), "Holder"), (Holder().method, "method"), (functools.partial(plain, 1), "partial"), (len, "builtin"), (Holder, "type")],
+    [
+        (Holder(), "Holder"),
+        (Holder().method, "method"),
+        (functools.partial(plain, 1), "partial"),
+        (len, "builtin"),
+        (Holder, "type"),
+    ],
 )
 def test_only_plain_functions_are_tools(thing: Any, kind: str) -> None:
     """Objects that can merely be called are refused by what they are."""

@@ -170,5 +170,7 @@ def test_allow_grants_what_it_names(granted: tuple[str, ...], allowed: list[str]
 
 def test_allow_knows_its_words() -> None:
     """A misspelt capability is refused with the choice there is."""
-    with pytest.raises(ztrio.InvalidArguments, match="'writ' is not a capability; choose from read, write, destructive"):
+    with pytest.raises(
+        ztrio.InvalidArguments, match="'writ' is not a capability; choose from read, write, destructive"
+    ):
         allow("read", "writ")

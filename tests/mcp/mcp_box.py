@@ -105,3 +105,9 @@ async def graceful(ctx: ztrio.ToolContext) -> None:
     finally:
         with trio.CancelScope(shield=True):
             await trio.sleep(15)
+
+
+@toolbox.tool(capability="read", timeout=300)
+def stuck() -> None:
+    """Block a thread of the server for long."""
+    time.sleep(300)

@@ -60,20 +60,22 @@ async def test_tools_are_listed_with_schemas_and_hints(serving: Serving) -> None
         } == hints
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [({"a": [1, None]}, {"a": [1, None]}), (None, {}), ("text", {"result": "text"}), ([1], {"result": [1]})],
-)
-async def test_results_are_objects(serving: Serving, value: Any, expected: dict[str, Any]) -> None:
+async def test_results_are_objects(serving: Serving) -> None:
     """A dict is the structured content as it is, None is {}, anything else is wrapped; the text is the same JSON."""
     async with serving() as served:
-        answer = (await call(served.client, 1, "keep", {"value": value}))["result"]
-        assert expected == answer["structuredContent"]
-        assert [expected] == [json.loads(item["text"]) for item in answer["content"]]
-        assert "committed" == answer["_meta"]["ztrio/outcome"]
-        assert (
-            "committed" == (await resource(served.client, f"ztrio://jobs/{answer['_meta']['ztrio/job_id']}"))["outcome"]
-        )
+        cases: list[tuple[Any, dict[str, Any]]] = [
+            ({"a": [1, None]}, {"a": [1, None]}),
+            (None, {}),
+            ("text", {"result": "text"}),
+            ([1], {"result": [1]}),
+        ]
+        for value, expected in cases:
+            answer = (await call(served.client, 1, "keep", {"value": value}))["result"]
+            assert expected == answer["structuredContent"]
+            assert [expected] == [json.loads(item["text"]) for item in answer["content"]]
+            assert "committed" == answer["_meta"]["ztrio/outcome"]
+            job = await resource(served.client, f"ztrio://jobs/{answer['_meta']['ztrio/job_id']}")
+            assert "committed" == job["outcome"]
 
 
 async def test_a_failed_call_says_what_became_of_its_effects(serving: Serving) -> None:
@@ -89,14 +91,14 @@ async def test_a_failed_call_says_what_became_of_its_effects(serving: Serving) -
         assert ["allow", "start", "error", "rollback"] == await served.event_names(1)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, True, "5", 61, 10**400, [], 1e308])
-async def test_a_bad_time_limit_is_refused(serving: Serving, timeout: Any) -> None:
+async def test_a_bad_time_limit_is_refused(serving: Serving) -> None:
     """`ztrio/timeout` must be a number of seconds above 0 and within what the tool allows; else nothing runs."""
     async with serving() as served:
-        answer = await call(served.client, 1, "heavy", {"out": "x"}, meta={"ztrio/timeout": timeout})
-        error = structured(answer)["error"]
-        assert ("INVALID_ARGUMENTS", "not_started") == (error["code"], error["outcome"])
-        assert ["deny"] == await served.event_names(1)
+        for number, timeout in enumerate([0, -1, True, "5", 61, 10**400, [], 1e308]):
+            answer = await call(served.client, number, "heavy", {"out": "x"}, meta={"ztrio/timeout": timeout})
+            error = structured(answer)["error"]
+            assert ("INVALID_ARGUMENTS", "not_started") == (error["code"], error["outcome"])
+            assert ["deny"] == await served.event_names(number)
 
 
 async def test_a_time_limit_of_the_caller_holds(serving: Serving) -> None:
@@ -109,14 +111,15 @@ async def test_a_time_limit_of_the_caller_holds(serving: Serving) -> None:
         assert ["allow", "start", "timeout", "worker_terminated", "rollback"] == await served.event_names(1)
 
 
-@pytest.mark.parametrize("arguments", [{"session": 5}, {"session": ""}, {"session": None}, {"nonsense": 1}])
-async def test_bad_arguments_are_refused(serving: Serving, arguments: dict[str, Any]) -> None:
+async def test_bad_arguments_are_refused(serving: Serving) -> None:
     """An unknown argument or an unusable session name is refused before anything runs."""
     async with serving() as served:
-        answer = await call(served.client, 1, "keep", {"value": 1, **arguments})
-        error = structured(answer)["error"]
-        assert ("INVALID_ARGUMENTS", "not_started") == (error["code"], error["outcome"])
-        assert "not_started" == answer["result"]["_meta"]["ztrio/outcome"]
+        wrong: list[dict[str, Any]] = [{"session": 5}, {"session": ""}, {"session": None}, {"nonsense": 1}]
+        for arguments in wrong:
+            answer = await call(served.client, 1, "keep", {"value": 1, **arguments})
+            error = structured(answer)["error"]
+            assert ("INVALID_ARGUMENTS", "not_started") == (error["code"], error["outcome"])
+            assert "not_started" == answer["result"]["_meta"]["ztrio/outcome"]
 
 
 async def test_what_does_not_exist_is_an_error_of_the_protocol(serving: Serving) -> None:

@@ -84,14 +84,28 @@ async def test_a_signal_with_nothing_to_do(starting: Starting) -> None:
         assert 143 == await server.wait_exit()
 
 
-async def test_a_signal_before_the_handshake(starting: Starting) -> None:
-    """A signal while the server starts ends it with the status of that signal, or with the signal itself."""
-    async with starting(handshake=False) as server:
+async def test_a_signal_while_the_server_starts(tmp_path: Path) -> None:
+    """A signal that comes before anything is served ends the start, with the status of that signal."""
+    code = (
+        "import contextlib, sys, trio\n"
+        "from ztrio.workers.spawn import open_spawn_backend\n"
+        "from ztrio_mcp import run_stdio\n"
+        "@contextlib.asynccontextmanager\n"
+        "async def slow(settings):\n"
+        "    print('opening', file=sys.stderr, flush=True)\n"
+        "    await trio.sleep(0.5)\n"
+        "    async with open_spawn_backend(settings) as backend:\n"
+        "        yield backend\n"
+        "sys.exit(run_stdio(sys.argv[1], workspace=sys.argv[2], backend=slow))\n"
+    )
+    async with raw_process([sys.executable, "-c", code, HERE / "mcp_box.py", tmp_path]) as server:
         with trio.fail_after(30):
-            while b"printed at import" not in server.stderr:
+            while b"opening" not in server.stderr:
                 await trio.sleep(0.01)
         server.signal(Signals.SIGTERM)
-        assert await server.wait_exit() in (143, -Signals.SIGTERM)
+        assert 143 == await server.wait_exit()
+        await server.client.wait_end()
+        assert b"" == server.client.raw
 
 
 @pytest.mark.leaves("a forced exit has no time to tidy up")
@@ -118,6 +132,17 @@ async def test_a_second_signal_forces(tmp_path: Path) -> None:
         server.signal(Signals.SIGHUP)
         assert 129 == await server.wait_exit()
         await assert_dead(worker)
+
+
+async def test_a_read_that_blocks_a_thread_does_not_keep_the_server(starting: Starting) -> None:
+    """A synchronous read that cannot be stopped is answered as stopped, and the process ends without it."""
+    async with starting() as server:
+        await server.client.call(1, "stuck")
+        await server.client.ask(2, "ping")
+        await server.client.close_input()
+        assert 0 == await server.wait_exit()
+        await server.client.wait_end()
+        assert "SHUTTING_DOWN" == (await server.client.reply(1))["result"]["structuredContent"]["error"]["code"]
 
 
 @pytest.mark.case("R31")

@@ -233,6 +233,42 @@ def test_mounts(workspace: Path) -> None:
     assert "old" == (workspace / "file").read_text()
 
 
+@pytest.mark.case("R52")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_overlayfs(workspace: Path, tmp_path: Path) -> None:
+    """In a container's overlay, files of its image are replaced and put back; its directories are refused at once."""
+    for name in ("lower", "upper", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lower" / "f").write_text("old")
+    (tmp_path / "lower" / "d").mkdir()
+    run(
+        workspace,
+        """
+        import subprocess
+        layers = ",".join(f"{name}dir={workspace.parent / name}" for name in ("lower", "upper", "work"))
+        subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", str(workspace)], check=True)
+        assert refused("d", DIRECTORY) == "OUTPUT_NOT_WRITABLE"
+        (workspace / "own").mkdir()
+        inode = (workspace / "f").stat().st_ino
+        for turn in range(2):
+            staging = stage(f=("f", Output()), own=("own", DIRECTORY), new=("new", DIRECTORY))
+            Path(staging.paths["f"]).write_text("new")
+            for name in ("own", "new"):
+                Path(staging.paths[name]).mkdir()
+            staging.inspect()
+            staging.publish()
+            assert (workspace / "f").read_text() == "new"
+            if turn == 0:
+                assert staging.roll_back() == ()
+                assert (workspace / "f").stat().st_ino == inode
+                assert (workspace / "f").read_text() == "old"
+            assert staging.discard() == ()
+        assert sorted(os.listdir(workspace)) == ["d", "f", "new", "own"]
+        """,
+        namespace=True,
+    )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="chattr")
 def test_an_immutable_target_is_refused(workspace: Path) -> None:
     """An immutable file cannot be exchanged, and the call is told so before it starts."""

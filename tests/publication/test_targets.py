@@ -35,6 +35,8 @@ def code_of(workspace: Path, raw: str, policy: Output | None = None) -> str:
         ("absolute/x", "d/x"),
         ("inside/../x", "x"),  # as the kernel has it: the parent of what the link points to
         ("deep/../x", "d/x"),
+        ("d/e/back/y", "d/y"),
+        ("d/e/back/../y", "y"),
         ("ünï cødé", "ünï cødé"),
     ],
 )
@@ -44,6 +46,7 @@ def test_paths_resolve_as_the_kernel_does(workspace: Path, raw: str, expected: s
     (workspace / "inside").symlink_to("d")
     (workspace / "deep").symlink_to("d/e")
     (workspace / "absolute").symlink_to(workspace / "d")
+    (workspace / "d" / "e" / "back").symlink_to(workspace / "d")
     target = resolve_output(workspace, "out", raw, Output(kind="dir", existing="replace"))
     assert workspace / expected == target.path
     assert ("path", *(workspace / expected).parts) == target.key

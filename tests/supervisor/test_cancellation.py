@@ -1,6 +1,7 @@
 """The caller leaves, at every await of a call; nothing is left and the audit says why."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Await:
     expected: list[str]
     backend: Callable[[], ScriptedBackend] = ScriptedBackend
     store: Callable[[], FaultyStore] = FaultyStore
-    settings: ztrio.Settings = ztrio.Settings()
+    workers: int = 64
     # Tools that were called before and never end.
     before: tuple[str, ...] = ()
 
@@ -43,7 +44,7 @@ def _store(*stall: str) -> Callable[[], FaultyStore]:
 AWAITS = [
     Await("insert_job", QUEUED, store=_store("insert_job")),
     Await("ticket", QUEUED, lambda: ScriptedBackend(sleep_forever), before=("build",)),
-    Await("slot", QUEUED, lambda: ScriptedBackend(sleep_forever), settings=ztrio.Settings(workers=1), before=("mail",)),
+    Await("slot", QUEUED, lambda: ScriptedBackend(sleep_forever), workers=1, before=("mail",)),
     Await("session", QUEUED, store=_store("session")),
     Await("preparing", QUEUED, store=_store("advance:preparing")),
     Await("acquire", QUEUED, _stalled("acquire")),
@@ -87,18 +88,18 @@ async def leave(supervisor: ztrio.Supervisor, arguments: dict[str, Any], *, twic
 async def test_cancelled_at_each_await(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, place: Await, twice: bool
 ) -> None:
-    """Wherever the call waits, a caller that leaves leaves nothing behind, and a second cancellation changes nothing."""
+    """Wherever the call waits, nothing is left when its caller leaves, and a second cancellation changes nothing."""
     arguments = fill(tmp_path)
     before = snapshot(tmp_path)
     backend = place.backend()
+    settings = ztrio.Settings(workers=place.workers)
     async with (
-        opened(tmp_path, backend, store=place.store(), settings=place.settings) as (supervisor, log),
+        opened(tmp_path, backend, store=place.store(), settings=settings) as (supervisor, log),
         trio.open_nursery() as nursery,
     ):
         for tool in place.before:
-            nursery.start_soon(
-                lambda tool=tool: supervisor.call(tool, {"site": "site"} if tool == "build" else {}, session="other")
-            )
+            target = {"site": "site"} if tool == "build" else {}
+            nursery.start_soon(partial(supervisor.call, tool, target, session="other"))
             await settle()
         assert await leave(supervisor, arguments, twice=twice)
         await settle()
@@ -122,9 +123,7 @@ COMMIT = ["advance:publishing_outputs", "advance:committing_state", "finish:comm
 
 
 @pytest.mark.parametrize("step", COMMIT)
-async def test_cancelled_during_the_commit(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, step: str
-) -> None:
+async def test_cancelled_during_the_commit(tmp_path: Path, autojump_clock: trio.testing.MockClock, step: str) -> None:
     """Once the commit has begun a cancellation undoes nothing: the call ends committed, and unanswered."""
     arguments = fill(tmp_path)
     scope = trio.CancelScope()
@@ -212,19 +211,19 @@ async def test_commit_that_never_ends_does_not_keep_the_supervisor(
 ) -> None:
     """Closing waits its bound for a commit, answers the call as unresolved and ends."""
     arguments = fill(tmp_path)
-    async with opened(tmp_path, store=FaultyStore(stall=("finish:commit",))) as (supervisor, log):
-        async with trio.open_nursery() as nursery:
+    store = FaultyStore(stall=("finish:commit",))
+    async with opened(tmp_path, store=store) as (supervisor, log), trio.open_nursery() as nursery:
 
-            @nursery.start_soon
-            async def _() -> None:
-                with pytest.raises(ztrio.Unresolved) as caught:
-                    await supervisor.call("publish", arguments)
-                assert "commit_unconfirmed" == caught.value.reason
+        @nursery.start_soon
+        async def _() -> None:
+            with pytest.raises(ztrio.Unresolved) as caught:
+                await supervisor.call("publish", arguments)
+            assert "commit_unconfirmed" == caught.value.reason
 
-            await settle()
-            begin = trio.current_time()
-            await supervisor.aclose()
-            assert trio.current_time() - begin <= 4.0
+        await settle()
+        begin = trio.current_time()
+        await supervisor.aclose()
+        assert trio.current_time() - begin <= 4.0
     assert ["allow", "start", "unresolved"] == log.names()
 
 
@@ -242,6 +241,7 @@ async def test_rollback_does_not_wait_for_the_store(
         assert scope.cancelled_caught
         assert 11.0 == trio.current_time()
         assert (QUEUED if stall == "finish:cancel" else STARTED) == log.names()
+        await settle()
         assert same(before, tmp_path)
         await nothing_left(supervisor, tmp_path)
 

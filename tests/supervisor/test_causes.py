@@ -73,6 +73,26 @@ async def test_closing_twice_with_two_causes(tmp_path: Path, autojump_clock: tri
         assert [None, "client_gone"] == await causes_of(supervisor, log)
 
 
+async def test_closing_with_calls_in_the_queue(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A call that still waits when closing begins never starts, and is told so."""
+    async with opened(tmp_path, sleep_forever) as (supervisor, log), trio.open_nursery() as nursery:
+        codes: list[Any] = []
+
+        async def call() -> None:
+            with pytest.raises(ztrio.ShuttingDown) as caught:
+                await supervisor.call("count")
+            codes.append(caught.value.outcome)
+
+        for _number in range(2):
+            nursery.start_soon(call)
+            await settle()
+        await supervisor.aclose("client_gone")
+        await settle()
+        assert sorted([Outcome.ROLLED_BACK, Outcome.NOT_STARTED]) == sorted(codes)
+        assert ["allow", "cancel"] == log.names(log.events[2].execution_job_id)
+        assert {None, "client_gone"} == {event.cause for event in log.events}
+
+
 async def test_leaving_the_body_is_a_shutdown(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """A body that leaves with calls in flight in other tasks ends them with `shutdown`."""
     async with trio.open_nursery() as nursery:
@@ -145,9 +165,7 @@ async def test_no_grace_for_who_has_ended(tmp_path: Path, autojump_clock: trio.t
 @pytest.mark.case("R12")
 @pytest.mark.leaves("a worker that may still act keeps its job directory")
 @pytest.mark.parametrize("end", ["timeout", "cancel", "success"])
-async def test_death_that_cannot_be_proven(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, end: str
-) -> None:
+async def test_death_that_cannot_be_proven(tmp_path: Path, autojump_clock: trio.testing.MockClock, end: str) -> None:
     """A worker that never dies: an answer within the bound, everything stays locked, and the program still ends."""
     backend = ScriptedBackend(play if end == "success" else sleep_forever, dies_after=float("inf"))
     async with opened(tmp_path, backend) as (supervisor, log):

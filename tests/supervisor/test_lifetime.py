@@ -64,23 +64,20 @@ async def test_closing_is_idempotent(tmp_path: Path, autojump_clock: trio.testin
 @pytest.mark.case("R57")
 async def test_closing_can_be_cancelled(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """A closing whose caller is cancelled closes all the same."""
-    async with opened(tmp_path, ScriptedBackend(sleep_forever, dies_after=1.0)) as (supervisor, log):
-        async with trio.open_nursery() as nursery:
-
-            @nursery.start_soon
-            async def _() -> None:
-                with pytest.raises(ztrio.ShuttingDown):
-                    await supervisor.call("count")
-
-            await settle()
-            with trio.move_on_after(0.1) as scope:
-                await supervisor.aclose()
-            assert scope.cancelled_caught
+    backend = ScriptedBackend(sleep_forever, dies_after=1.0)
+    async with opened(tmp_path, backend) as (supervisor, log), trio.open_nursery() as nursery:
+        nursery.start_soon(_expect, ztrio.ShuttingDown, supervisor)
+        await settle()
+        with trio.move_on_after(0.1) as scope:
+            await supervisor.aclose()
+        assert scope.cancelled_caught
     assert "rollback" == log.names()[-1]
 
 
 @pytest.mark.case("R59")
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(2), ExceptionGroup("own", [OSError()])])
+@pytest.mark.parametrize(
+    "error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(2), ExceptionGroup("own", [OSError()])]
+)
 async def test_exception_of_the_body(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, error: BaseException
 ) -> None:
@@ -144,7 +141,7 @@ async def test_errors_of_calls_are_single(tmp_path: Path, autojump_clock: trio.t
     async def call(supervisor: ztrio.Supervisor, session: str) -> None:
         try:
             await supervisor.call("count", session=session)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at below
+        except BaseException as error:
             found.append(error)
 
     async with opened(tmp_path, sleep_forever) as (supervisor, _), trio.open_nursery() as nursery:
@@ -158,7 +155,7 @@ def _nowhere() -> Any:
     """A tool whose module has no file, as in an interactive session."""
     namespace: dict[str, Any] = {"__name__": "typed_in"}
     sys.modules["typed_in"] = SimpleNamespace(__name__="typed_in")  # type: ignore[assignment]
-    exec("def tool() -> None: 'x'", namespace)  # noqa: S102 - what an interactive session does
+    exec("def tool() -> None: 'x'", namespace)  # what an interactive session does
     box = ztrio.Toolbox("typed")
     box.tool(capability="write")(namespace["tool"])
     return box
@@ -229,10 +226,9 @@ async def test_interrupt_in_a_call(tmp_path: Path, autojump_clock: trio.testing.
         return await (sleep_forever(call) if call.request.session_name == "other" else play(call))
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        async with opened(tmp_path, script, store=store) as (supervisor, log):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_outlive, supervisor, "look", {"seconds": 99.0}, "x")
-                await supervisor.call("export", {"out": "out"})
+        async with opened(tmp_path, script, store=store) as (supervisor, log), trio.open_nursery() as nursery:
+            nursery.start_soon(_outlive, supervisor, "look", {"seconds": 99.0}, "x")
+            await supervisor.call("export", {"out": "out"})
     assert caught.value is error
     assert "old" == (tmp_path / "out").read_text()
     last = {event.tool: event.event for event in log.events}

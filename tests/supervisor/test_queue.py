@@ -1,6 +1,7 @@
 """Who waits for whom, in which order and for how long; and that no update is lost."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ async def test_serialised(tmp_path: Path, autojump_clock: trio.testing.MockClock
     async with opened(tmp_path, gate) as (supervisor, _):
         async with trio.open_nursery() as nursery:
             for tool, arguments, options in (first, second):
-                nursery.start_soon(lambda t=tool, a=arguments, o=options: _ignore(supervisor, t, a, o))
+                nursery.start_soon(_ignore, supervisor, tool, arguments, options)
                 await settle()
         assert expected == gate.most
         await nothing_left(supervisor, tmp_path)
@@ -113,7 +114,7 @@ async def test_first_come_first_served(tmp_path: Path, autojump_clock: trio.test
                 supervisor,
                 nursery,
                 [
-                    lambda name=name, out=out: supervisor.call("export", {"out": out}, session=name)
+                    partial(supervisor.call, "export", {"out": out}, session=name)
                     for name, out in [("1", "x"), ("2", "x"), ("2", "y"), ("3", "y"), ("4", "z"), ("1", "y")]
                 ],
             )
@@ -128,13 +129,13 @@ async def test_worker_slots(tmp_path: Path, autojump_clock: trio.testing.MockClo
     async with opened(tmp_path, backend, settings=ztrio.Settings(workers=2)) as (supervisor, _):
         async with trio.open_nursery() as nursery:
             names = [str(number) for number in range(6)]
-            await queue(
-                supervisor, nursery, [lambda name=name: supervisor.call("count", session=name) for name in names]
-            )
+            await queue(supervisor, nursery, [partial(supervisor.call, "count", session=name) for name in names])
             assert (2, 2) == (supervisor.statistics().slots_in_use, supervisor.statistics().slots)
             await trio.sleep(1.2)
             assert (2, 0) == (supervisor.statistics().slots_in_use, gate.running)
-        assert (2, names) == (gate.most, gate.order)
+        # Two are let in at the same instant, and then it is trio that decides who is first.
+        pairs = [gate.order[number : number + 2] for number in (0, 2, 4)]
+        assert (2, [names[:2], names[2:4], names[4:]]) == (gate.most, [sorted(pair) for pair in pairs])
         assert 4.5 == trio.current_time()
         await nothing_left(supervisor, tmp_path)
 
@@ -150,8 +151,7 @@ async def test_queue_timeout_never_eats_timeout(tmp_path: Path, autojump_clock: 
             await queue(
                 supervisor,
                 nursery,
-                [lambda: supervisor.call("count", timeout=4.5, queue_timeout=limit) for limit in (4.1,)]
-                + [lambda: supervisor.call("count", timeout=4.5, queue_timeout=4.1)],
+                [lambda: supervisor.call("count", timeout=4.5, queue_timeout=4.1)] * 2,
             )
         assert [4.0, 8.0] == [event.duration for event in log.events if event.event == "commit"]
 
@@ -177,7 +177,7 @@ async def test_timeout_starts_with_the_worker(tmp_path: Path, autojump_clock: tr
 
 async def test_waiting_in_the_slot_line_counts(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """queue_timeout covers the whole wait, for tickets and for a slot, and gives the place up."""
-    async with opened(tmp_path, Gate(), settings=ztrio.Settings(workers=1)) as (supervisor, log):
+    async with opened(tmp_path, Gate(), settings=ztrio.Settings(workers=1)) as (supervisor, _):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: supervisor.call("count", session="a"))
             await settle()

@@ -183,9 +183,10 @@ async def test_putting_back_fails(tmp_path: Path, autojump_clock: trio.testing.M
                 raise OSError(5, "I/O error")
             super().exchange(first_fd, first, second_fd, second)
 
-    async with opened(
-        tmp_path, ops=Stuck(), store=FaultyStore(fail={"finish:commit": OSError("no")})
-    ) as (supervisor, log):
+    async with opened(tmp_path, ops=Stuck(), store=FaultyStore(fail={"finish:commit": OSError("no")})) as (
+        supervisor,
+        log,
+    ):
         with pytest.raises(ztrio.Unresolved) as caught:
             await supervisor.call("export", {"out": "out"})
         assert ([str(tmp_path / "out")], "commit_unconfirmed") == (caught.value.details["targets"], caught.value.reason)
@@ -201,7 +202,7 @@ async def test_putting_back_fails(tmp_path: Path, autojump_clock: trio.testing.M
 async def test_rollback_cannot_be_recorded(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, error: BaseException
 ) -> None:
-    """A rollback that the store does not take is answered all the same; it is written, and all works, once it can be."""
+    """A rollback that the store does not take is answered all the same, and written as soon as it can be."""
     arguments = fill(tmp_path)
     before = snapshot(tmp_path)
     store = FaultyStore(fail={"finish": error})
@@ -225,9 +226,7 @@ async def test_rollback_cannot_be_recorded(
         await nothing_left(supervisor, tmp_path)
 
 
-async def test_log_that_fails_does_not_break_cleanup(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_log_that_fails_does_not_break_cleanup(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """A log that cannot be appended to refuses new mutating calls and leaves those in flight whole."""
 
     class Mute(FaultyStore):
@@ -275,6 +274,23 @@ async def test_session_tool_fails(
                 await nothing_left(supervisor, tmp_path)
     except (KeyboardInterrupt, SystemExit) as passed:
         assert passed is error
+
+
+async def test_session_tool_that_stalls(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A transaction that outlasts its bound is aborted; where that fails, the call is unresolved and keeps its lock."""
+    store = FaultyStore(stall=("finish:commit",))
+    async with opened(tmp_path, store=store) as (supervisor, log):
+        with pytest.raises(ztrio.CommitFailed) as failed:
+            await supervisor.call("session_open")
+        assert (Outcome.ROLLED_BACK, 10.0) == (failed.value.outcome, trio.current_time())
+        await nothing_left(supervisor, tmp_path)
+        store.fail = {"abort": OSError("gone")}
+        log.events.clear()
+        with pytest.raises(ztrio.Unresolved) as unresolved:
+            await supervisor.call("session_open")
+        assert ["allow", "start", "unresolved"] == log.names()
+        assert "commit_unconfirmed" == unresolved.value.reason
+        assert 1 == supervisor.statistics().calls
 
 
 def test_inline_runs_here() -> None:

@@ -61,11 +61,13 @@ def polite() -> None:
 
 
 @toolbox.tool(capability="read", timeout=5.0)
-async def look(ctx: ToolContext, seconds: float = 0.0, fail: bool = False) -> dict[str, Any]:
+async def look(ctx: ToolContext, seconds: float = 0.0, fail: bool = False, scribble: bool = False) -> dict[str, Any]:
     """Look at the session, in the server process."""
     await trio.sleep(seconds)
     if fail:
         raise LookupError("nothing there")
+    if scribble:
+        ctx.session["scribble"] = 1
     return dict(ctx.session)
 
 
@@ -75,6 +77,25 @@ def look_long(path: str) -> str:
     while not os.path.exists(path):
         time.sleep(0.01)
     return "seen"
+
+
+@toolbox.tool(capability="read")
+async def leave() -> None:
+    """Call sys.exit."""
+    sys.exit(3)
+
+
+@toolbox.tool(capability="read")
+def leave_thread() -> None:
+    """Call sys.exit in a thread."""
+    sys.exit(3)
+
+
+@toolbox.tool(capability="read")
+def look_around(ctx: ToolContext) -> None:
+    """Look, and tell how far it is."""
+    ctx.progress(1, 2)
+    ctx.progress(2, 2, "done")
 
 
 @toolbox.tool(capability="read", isolate=True, timeout=5.0, queue_timeout=10.0)

@@ -13,7 +13,7 @@ import trio
 from tests.workers.support import BOUND, begin, group, is_alive, request, settings
 from tests.workers.tools_for_workers import IGNORE_TERM
 from ztrio.plain import decode
-from ztrio.workers import containment
+from ztrio.workers import containment, spawn
 from ztrio.workers.backend import Proof
 from ztrio.workers.containment import LeaderWatch, end_group, exit_status, live_members, started_at
 from ztrio.workers.process import WorkerProcess
@@ -194,13 +194,14 @@ async def test_a_process_whose_main_thread_ended_is_alive() -> None:
 
 
 @pytest.mark.case("R12")
-async def test_a_death_that_never_shows(tmp_path: Path) -> None:
+async def test_a_death_that_never_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stays in the table is not waited for beyond the bound; leaving the backend is bounded too."""
 
     async def stuck(pid: int) -> frozenset[int]:
         await trio.lowlevel.checkpoint()
         return frozenset((pid,))
 
+    monkeypatch.setattr(spawn, "_END_BOUND", 0.5)
     with trio.fail_after(20):
         async with open_spawn_backend(settings(tmp_path), members=stuck) as backend:
             worker = await backend.acquire()
@@ -276,3 +277,17 @@ def test_start_times() -> None:
     assert abs(started_at(os.getpid()) - mine) < 0.02
     assert mine < time.time() + 0.1
     assert abs(started_at(2**22 + 1) - time.time()) < 1
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False])
+async def test_a_leader_that_somebody_else_reaped(use_pidfd: bool) -> None:
+    """A program that reaps our child itself breaks nothing: the exit is noticed, its status is unknown."""
+    process = await trio.lowlevel.open_process(["sleep", "300"], start_new_session=True)
+    watch = LeaderWatch(process.pid, use_pidfd=use_pidfd)
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)  # noqa: ASYNC222 - it was just killed
+    with trio.fail_after(5):
+        await watch.run()
+    assert (watch.exited.is_set(), exit_status(process.pid)) == (True, None)
+    watch.close()
+    await process.wait()

@@ -12,7 +12,6 @@ from ztrio.publication.targets import Target, refuse
 __all__ = ["copy_in"]
 
 _CHUNK = 1 << 20
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def copy_in(ops: FileOps, parent_fd: int, slot_fd: int, target: Target, budget: Budget) -> None:
@@ -55,10 +54,11 @@ def copy_in(ops: FileOps, parent_fd: int, slot_fd: int, target: Target, budget: 
 
 
 def _copy_file(ops: FileOps, parent_fd: int, slot_fd: int, path: str, target: Target, budget: Budget) -> None:
-    source = os.open(path, os.O_RDONLY | _FLAGS, dir_fd=parent_fd)
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    source = os.open(path, os.O_RDONLY | flags, dir_fd=parent_fd)
     try:
         budget.spend(target, os.fstat(source).st_size)
-        copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=slot_fd)
+        copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=slot_fd)
         try:
             while chunk := memoryview(os.read(source, _CHUNK)):
                 while chunk:

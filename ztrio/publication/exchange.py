@@ -20,16 +20,18 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 __all__ = ["SEARCH", "FileOps", "Identity", "Stat", "handle", "is_missing"]
 
-SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_POSIX: Final = os.name == "posix" and sys.platform != "win32"  # elsewhere it can only be imported, and that must work
+
+SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC if _POSIX else 0
 """Flags to open a directory for walking through it; Linux asks no read permission for that."""
 
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if _POSIX else 0
 _CHUNK: Final = 1 << 20
 
 # linux/fs.h, linux/stat.h, linux/fcntl.h
@@ -44,11 +46,13 @@ _ATTRIBUTE_APPEND: Final = 0x20
 _ATTRIBUTE_MOUNT_ROOT: Final = 0x2000
 _STATX: Final = struct.Struct("=IIQ IIIHH QQQQ qIi qIi qIi qIi IIII")
 
+_OVERLAYFS_MAGIC: Final = 0x794C7630  # linux/magic.h
+
 # What must not pass from old content to new: privileges, and signatures of the content itself.
 _XATTRS_OF_CONTENT: Final = frozenset({"security.capability", "security.ima", "security.evm"})
 _NOT_ALLOWED: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL})
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc: Any = ctypes.CDLL(None, use_errno=True) if _POSIX else None
 _HAS_STATX: Final = hasattr(_libc, "statx")  # Linux with glibc >= 2.28 or musl >= 1.2.2
 
 
@@ -57,7 +61,8 @@ class Identity:
     """Names one file or directory for as long as it exists, across renames and remounts.
 
     Device numbers are no part of it: they change on remount. Where the file system keeps no birth time, the inode
-    number alone has to do; a file made after another was removed may then pass for it.
+    number alone has to do; a file made after another was removed may then pass for it. So it is on overlayfs, whose
+    birth time is that of the layer and changes when a file is first touched.
 
     Args:
         inode: Inode number.
@@ -195,12 +200,13 @@ class FileOps:
             os.chmod(new, was.st_mode & (0o3777 if stat.S_ISDIR(was.st_mode) else 0o777))
 
     def write_file(self, dir_fd: int, name: str, data: bytes) -> None:
-        """Make `name` hold `data` with mode 0600, atomically."""
+        """Make `name` hold `data` with mode 0600, atomically.
+
+        Not with `os.replace`: ext4 takes renaming over a file for the wish to have it on disk soon (auto_da_alloc),
+        and whoever removes it next waits milliseconds for that. An exchange carries no such wish.
+        """
         draft = f"{name}.new"
-        try:
-            os.unlink(draft, dir_fd=dir_fd)
-        except FileNotFoundError:
-            pass
+        _remove(dir_fd, draft)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
         try:
             view = memoryview(data)
@@ -208,7 +214,18 @@ class FileOps:
                 view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
-        os.replace(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        try:
+            _rename(dir_fd, draft, dir_fd, name, _RENAME_NOREPLACE)
+        except FileExistsError:
+            _rename(dir_fd, draft, dir_fd, name, _RENAME_EXCHANGE)
+            _remove(dir_fd, draft)
+
+
+def _remove(dir_fd: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        pass
 
 
 def _allowed(change: Callable[[], None]) -> bool:
@@ -256,8 +273,9 @@ def _statx(dir_fd: int, name: str) -> Stat | None:
     fields = _STATX.unpack_from(buffer)
     mask, attributes, links, uid, gid, mode, inode, size = (fields[index] for index in (0, 2, 3, 4, 5, 6, 8, 9))
     born_s, born_ns, mtime_s, mtime_ns = (fields[index] for index in (15, 16, 21, 22))
+    born = born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None
     return Stat(
-        identity=Identity(inode, born_s * 10**9 + born_ns if mask & _STATX_BTIME else None),
+        identity=Identity(inode, born),
         mode=mode,
         size=size,
         mtime_ns=mtime_s * 10**9 + mtime_ns,
@@ -266,6 +284,14 @@ def _statx(dir_fd: int, name: str) -> Stat | None:
         links=links,
         pinned=bool(attributes & (_ATTRIBUTE_MOUNT_ROOT | _ATTRIBUTE_IMMUTABLE | _ATTRIBUTE_APPEND)),
     )
+
+
+def _is_overlay(dir_fd: int) -> bool:
+    buffer = ctypes.create_string_buffer(256)  # struct statfs, 120 bytes on 64-bit; f_type comes first
+    if _libc.fstatfs(dir_fd, buffer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return ctypes.c_long.from_buffer(buffer).value == _OVERLAYFS_MAGIC
 
 
 def _portable_stat(dir_fd: int, name: str) -> Stat | None:

@@ -84,6 +84,26 @@ class JobDirectory:
                 _unmake(fd, name, kind)
         return True
 
+    def can_move(self, dir_fd: int, name: str) -> None:
+        """See whether an existing directory can be moved here, without moving it.
+
+        It is renamed over a directory that is not empty, which must fail; it fails with ENOTEMPTY only after the
+        system found nothing else to object to.
+
+        Raises:
+            OSError: what the system objects to: EXDEV for a directory of a lower overlayfs layer, EACCES, EPERM, …
+        """
+        for probe in ("probe", "probe/full"):
+            os.mkdir(probe, 0o700, dir_fd=self.fd)
+        try:
+            os.rename(name, "probe", src_dir_fd=dir_fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            os.rmdir("probe/full", dir_fd=self.fd)
+            os.rmdir("probe", dir_fd=self.fd)
+
     def remove(self) -> bool:
         """Remove it with everything in it. Follows no link; whatever can be removed is.
 

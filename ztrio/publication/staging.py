@@ -10,6 +10,7 @@ All of this blocks; the supervisor calls each step in a thread. The steps in the
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -224,8 +225,10 @@ class Staging:
         found = self._ops.stat(parent_fd, target.name)
         if found is not None:
             check_existing(target, found.mode)
-            _check_replaceable(target, parent, parent_fd, found)
+            _check_replaceable(target, parent, found)
         job = self._directory_for(target, parent_fd)
+        if found is not None and found.is_dir:
+            _check_movable(target, job, parent_fd, found)
         folder = str(len(self._slots))
         os.mkdir(folder, 0o700, dir_fd=job.fd)
         slot_fd = self._ops.open_directory(job.fd, folder)
@@ -277,7 +280,7 @@ def _present(ops: FileOps, dir_fd: int) -> Stat:
     return found
 
 
-def _check_replaceable(target: Target, parent: Stat, parent_fd: int, found: Stat) -> None:
+def _check_replaceable(target: Target, parent: Stat, found: Stat) -> None:
     """Refuse what an exchange would fail on, or do other than what a reader of the target expects."""
     uid = os.geteuid()
     if found.pinned:
@@ -286,11 +289,25 @@ def _check_replaceable(target: Target, parent: Stat, parent_fd: int, found: Stat
         why = f"has {found.links} hard links; replacing it would leave its other names with the old content"
     elif parent.mode & stat.S_ISVTX and uid not in (0, parent.uid, found.uid):
         why = f"belongs to another user, and {target.path.parent} lets only owners rename"
-    elif found.is_dir and uid != found.uid and not os.access(target.name, os.W_OK, dir_fd=parent_fd):
-        why = "is a directory that may not be written, so it cannot be moved"
     else:
         return
     raise refuse(target, "OUTPUT_NOT_WRITABLE", why)
+
+
+def _check_movable(target: Target, job: JobDirectory, parent_fd: int, found: Stat) -> None:
+    """Refuse an existing directory that cannot be moved."""
+    try:
+        job.can_move(parent_fd, target.name)
+    except PermissionError as error:
+        if os.geteuid() == found.uid and not found.mode & stat.S_IWUSR:
+            return  # its owner gives write permission for the exchange
+        raise refuse(
+            target, "OUTPUT_NOT_WRITABLE", f"is a directory that may not be moved: {error.strerror}"
+        ) from error
+    except OSError as error:
+        layered = " (it comes from a lower layer of an overlay file system)" if error.errno == errno.EXDEV else ""
+        why = f"is a directory that cannot be moved: {error.strerror}{layered}"
+        raise refuse(target, "OUTPUT_NOT_WRITABLE", why) from error
 
 
 def _directory_refused(target: Target, error: OSError) -> OutputRefused:

@@ -63,6 +63,7 @@ class Worker(Protocol):
         """Hand over the call and wait until the worker has it (its `Started` frame).
 
         Raises:
+            ztrio.InvalidArguments: arguments and session state together are larger than a frame.
             ztrio.WorkerFailed: it died or broke the protocol.
         """
 
@@ -76,7 +77,8 @@ class Worker(Protocol):
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """End the worker and its descendants and prove it.
 
-        Cancellation-safe in this sense: the caller shields it; it ends by itself within `grace + bound` seconds.
+        Cancellation-safe in this sense: the caller shields it; it ends by itself within `grace + bound` seconds. May
+        be called again: after None it tries again, after a proof it returns the same.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
@@ -99,7 +101,7 @@ class BackendStatistics:
         idle: Workers made and not yet handed over.
         starting: Workers being made.
         handed_over: Workers handed over so far.
-        unproven: Workers whose death could not be proven within the bound.
+        unproven: Workers whose death could not be proven within the bound, and was not since.
     """
 
     name: str

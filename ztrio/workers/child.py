@@ -44,7 +44,8 @@ from ztrio.workers.wire import (
 __all__ = ["Channel", "main", "run_request"]
 
 _CHUNK: Final = 64 * 1024  # bytes
-_PROGRESS_INTERVAL: Final = 0.02  # seconds between two Progress frames; what comes in between is dropped
+_PROGRESS_RATE: Final = 50.0  # Progress frames per second in the long run; what comes beyond is dropped
+_PROGRESS_BURST: Final = 100.0  # so that only a flood loses any, and never a tool that reports a step before a long one
 _MAX_MESSAGE: Final = 1000  # characters of a progress message
 _MAX_TRACEBACK: Final = 16 * 1024  # bytes
 _TRACEBACK_HEAD: Final = 4 * 1024  # bytes kept from its beginning; the end says more
@@ -68,8 +69,9 @@ class Channel:
         self._pid = os.getpid()
         # Frames from several threads must not be mixed.
         self._lock = threading.Lock()
-        # When the last Progress was sent; `time.monotonic`.
-        self._progress_at = -math.inf
+        # Progress frames that may be sent now, and when that was last counted (`time.monotonic`).
+        self._progress_credit = _PROGRESS_BURST
+        self._progress_at = time.monotonic()
 
     @property
     def mine(self) -> bool:
@@ -105,7 +107,7 @@ class Channel:
         return frame
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Send progress, unless the last one was just now.
+        """Send progress, unless there was a flood of it just now.
 
         Raises:
             ValueError: a number is not finite.
@@ -114,9 +116,11 @@ class Channel:
         if not math.isfinite(progress) or not math.isfinite(total or 0.0):
             raise ValueError("progress and total must be finite numbers")
         now = time.monotonic()
-        if now - self._progress_at < _PROGRESS_INTERVAL:
+        earned = (now - self._progress_at) * _PROGRESS_RATE
+        self._progress_credit, self._progress_at = min(_PROGRESS_BURST, self._progress_credit + earned), now
+        if self._progress_credit < 1:
             return
-        self._progress_at = now
+        self._progress_credit -= 1
         text = None if message is None else _text(str(message)[:_MAX_MESSAGE])
         try:
             self.send(Progress(progress=progress, total=total, message=text))

@@ -231,7 +231,10 @@ def _open_pidfd(pid: int) -> int:
 async def _has_exited(pid: int) -> bool:
     await trio.lowlevel.checkpoint()
     if hasattr(os, "waitid"):
-        return exit_status(pid) is not None
+        try:
+            return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None  # noqa: ASYNC222 - WNOHANG
+        except ChildProcessError:
+            return True  # somebody else in this program reaped it
     # macOS before Python 3.13
     return (await _ps(pid)).get(pid, "Z").startswith("Z")
 
@@ -244,8 +247,10 @@ def exit_status(pid: int) -> int | None:
     """
     if not hasattr(os, "waitid"):
         return None
-    # Returns at once: WNOHANG.
-    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    try:
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:  # somebody else in this program reaped it
+        return None
     if info is None:
         return None
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status

@@ -40,7 +40,7 @@ __all__ = ["WorkerProcess"]
 
 _FRAME_SLACK: Final = 64 * 1024  # bytes of a frame beside the bounded parts; a traceback has 16 KiB
 _EXIT_LAG: Final = 1.0  # seconds between the end of the channel and the exit; both come from the kernel's own cleanup
-_PROGRESS_RATE: Final = 200.0  # frames per second; an honest worker sends 50
+_PROGRESS_RATE: Final = 200.0  # frames per second; an honest worker sends 50 in the long run
 _PROGRESS_BURST: Final = 1000.0  # more than a socket buffers while this side is busy
 _MAX_MESSAGE: Final = 4096  # characters of a progress message
 

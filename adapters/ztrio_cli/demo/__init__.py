@@ -25,6 +25,7 @@ __all__ = ["example_folder", "play", "run", "server_command"]
 
 TOOLS = "site_tools.py"
 PARTS = ("content", "incoming")
+SCENE = 60.0  # seconds until a scene is given up: a server that answers nothing breaks every promise at once
 
 
 def run(*, keep: Path | None, as_json: bool) -> int:
@@ -71,10 +72,10 @@ def _play_in(example: Path, folder: Path, *, talk: bool) -> list[Report]:
         reports: list[Report] | None = None
         try:
             reports = trio.run(play, server_command(example, folder), folder, Path(log.name), talk)
-        except* MCPError:
+        except* (MCPError, trio.TooSlowError):
             note(Path(log.name).read_text(errors="replace").rstrip())
     if reports is None:
-        raise Complaint("DEMO_FAILED", "The server stopped talking to its client; what it said last is above.")
+        raise Complaint("DEMO_FAILED", "The server stopped answering its client; what it said last is above.")
     return reports
 
 
@@ -93,5 +94,6 @@ async def play(command: Sequence[str], workspace: Path, log: Path, talk: bool) -
         for scene in (*scenes.SCENES, scenes.client_vanishes):
             if talk:
                 note(f"{(scene.__doc__ or '').splitlines()[0]}")
-            reports.append(Report.of(await scene(stage)))
+            with trio.fail_after(SCENE):
+                reports.append(Report.of(await scene(stage)))
     return reports

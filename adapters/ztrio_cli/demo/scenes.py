@@ -108,7 +108,7 @@ async def _facts(
 async def commit(stage: Stage) -> Facts:
     """A build that succeeds."""
     before, began = read_tree(stage.workspace), trio.current_time()
-    async with observing(stage.server, lambda: (stage.workspace / "site").exists()) as observer:
+    async with observing(stage.server, (stage.workspace / "site").exists) as observer:
         answer = await stage.build(slow=SHORT)
         return await _facts(
             stage,
