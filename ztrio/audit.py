@@ -234,6 +234,7 @@ class AuditBus:
         # Set while the dict is not empty, and while it is; each replaced when it no longer holds.
         self._became_unavailable = trio.Event()
         self._became_available = trio.Event()
+        self._became_available.set()
 
     def add_reducer(self, reducer: Callable[[AuditEvent], None]) -> None:
         """Call `reducer(event)` synchronously for each event, before any subscriber sees it. It must not raise."""

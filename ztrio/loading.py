@@ -78,14 +78,10 @@ def function_ref(function: Callable[..., Any]) -> FunctionRef:
 def _found_by_name(name: str, file: str) -> bool:
     try:
         parent, _, _ = name.rpartition(".")
-        if parent and parent not in sys.modules:
-            return False
-        module = sys.modules.pop(name)  # find_spec would return the loaded module's own spec
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.modules[name] = module
-    except (ImportError, ValueError):
+        path = sys.modules[parent].__path__ if parent else None
+        # `importlib.util.find_spec` would look at the loaded module only.
+        spec = next(filter(None, (finder.find_spec(name, path) for finder in sys.meta_path)), None)
+    except (ImportError, LookupError, AttributeError, ValueError):
         return False
     return spec is not None and spec.origin is not None and Path(spec.origin) == Path(file)
 

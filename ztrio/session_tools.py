@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from ztrio.ending import finish, reasons, stop_error
-from ztrio.errors import CommitFailed, Outcome, SessionNotFound, Unresolved, ZtrioError
+from ztrio.errors import CommitFailed, Outcome, SessionNotFound, StoreUnavailable, Unresolved, ZtrioError
 from ztrio.jobs import Job, Runtime
 from ztrio.schema import describe
 from ztrio.sessions import mint_handle
@@ -103,7 +103,10 @@ class SessionCall:
         except ZtrioError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - whatever the store raises, nothing was written
-            self._error = _failed(error)
+            self._error = StoreUnavailable(
+                f"The store failed ({type(error).__name__}: {error}). Nothing was changed; repeat when it works."
+            )
+            self._error.__cause__ = error
         finally:
             if not self._decided and self._error is None:
                 job.cause.record("shutdown")  # nobody stopped it, so the supervisor's own tasks are being cancelled

@@ -295,6 +295,7 @@ def test_a_broken_finder_is_not_the_end(tmp_path: Path, monkeypatch: pytest.Monk
         @staticmethod
         def find_spec(name: str, *_: object) -> None:
             if name == "zt_finder":
+                assert name in sys.modules  # other threads may import it meanwhile
                 raise ImportError("no")
 
     monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])

@@ -73,7 +73,7 @@ def unresolvable(value: "Nowhere") -> None:  # type: ignore[name-defined]  # noq
     """Names a type that is not there."""
 
 
-def bad_policy(out: 'Annotated[Path, ztrio.Output(kind="link")]') -> None:  # type: ignore[arg-type]
+def bad_policy(out: 'Annotated[Path, ztrio.Output(kind="link")]') -> None:
     """Has a misspelt policy, evaluated late."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import ztrio
 from tests.supervisor.support import job_directories, nothing_left

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import ztrio
 from tests.kit.trees import snapshot

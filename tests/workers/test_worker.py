@@ -199,7 +199,9 @@ async def test_progress_is_rate_limited(worker: WorkerProcess, tmp_path: Path) -
     answer = await worker.receive(reports)
     assert isinstance(answer, Result)
     assert decode(answer.value) > 100
-    assert 100 <= len(reports) <= 126  # the burst, and 50 a second
+    assert (
+        100 <= len(reports) <= 200
+    )  # the burst, and 50 a second for half a second or, on a busy machine, a little more
     assert reports[0] == (1.0, 1e9, "m" * 1000)
 
 
