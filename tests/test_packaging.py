@@ -86,10 +86,11 @@ def test_command_is_installed() -> None:
 def test_wheel_holds_every_module_and_nothing_else(wheel: zipfile.Path) -> None:
     """The wheel has exactly the modules of the source tree, each package at its top."""
     sources = {
-        str(path.relative_to(base))
-        for base, name in [(ROOT, "ztrio"), (ROOT / "adapters", "ztrio_cli"), (ROOT / "adapters", "ztrio_mcp")]
-        for path in (base / name).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        str((Path(folder) / name).relative_to(base))
+        for base, package in [(ROOT, "ztrio"), (ROOT / "adapters", "ztrio_cli"), (ROOT / "adapters", "ztrio_mcp")]
+        for folder, _, names in os.walk(base / package, followlinks=True)  # the example is a link to examples/
+        for name in names
+        if "__pycache__" not in folder
     }
     assert sorted(sources) == sorted(name for name in contents(wheel) if ".dist-info/" not in name)
 

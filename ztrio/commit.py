@@ -24,7 +24,7 @@ from ztrio.audit import AuditEvent
 from ztrio.ending import finish, reasons
 from ztrio.errors import CommitFailed, Outcome, Unresolved, WorkerFailed, ZtrioError
 from ztrio.jobs import Job, Runtime
-from ztrio.plain import NotPlain, decode
+from ztrio.plain import NotPlain, decode, plain
 from ztrio.publication.staging import Staging
 from ztrio.store import EMPTY_STATE, JobEnd, SessionRow, SessionWrite
 from ztrio.workers.backend import Proof
@@ -237,9 +237,9 @@ def result_value(staging: Staging, reply: Result) -> Any:
         WorkerFailed: WORKER_PROTOCOL_ERROR, the worker sent something that is no encoded value.
     """
     try:
-        if reply.session is not None:
-            decode(reply.session)
-        return staging.public(decode(reply.value))
+        if reply.session is not None and not isinstance(plain(decode(reply.session), rich=True), dict):
+            raise NotPlain("$: the session state is no dict")
+        return staging.public(plain(decode(reply.value)))
     except NotPlain as error:
         raise WorkerFailed(
             f"The worker's result does not decode ({error}). Nothing was published.", code="WORKER_PROTOCOL_ERROR"

@@ -34,6 +34,11 @@ async def finish(
         answer: Answers the caller.
         facts: Further facts of the event.
     """
+    if not job.stored:
+        runtime.audit.publish(job.event(name, outcome=outcome, **facts))
+        answer()
+        await trio.lowlevel.checkpoint()
+        return
     event = runtime.audit.stamp(job.event(name, outcome=outcome, **facts))
     end = JobEnd(job_id=job.id, outcome=outcome, event=event)
     problem: str | None = f"did not answer within {runtime.settings.commit_bound:g} s"
@@ -56,8 +61,10 @@ async def write_again(runtime: Runtime) -> None:
     """Write what the store did not take, as soon as it takes it. Runs as long as the supervisor."""
     while True:
         await runtime.audit.wait_unavailable()
-        while runtime.audit.failing("store"):
+        while runtime.audit.unavailable is not None:  # whoever fails now, the store may be next
             await trio.sleep(_RETRY)
+            if not runtime.audit.failing("store"):
+                continue
             try:
                 with trio.move_on_after(runtime.settings.commit_bound):
                     while runtime.unwritten:
@@ -66,7 +73,6 @@ async def write_again(runtime: Runtime) -> None:
                     runtime.audit.mark_available("store")
             except Exception:  # noqa: BLE001, S112 - as in `finish`; it is known already
                 continue
-        await runtime.audit.wait_available()
 
 
 def never_silent(runtime: Runtime, job: Job) -> None:

@@ -100,6 +100,7 @@ class Execution:
         job = self._job
         with trio.move_on_after(job.queue_timeout) as waiting:
             await self._stored(self._runtime.store.insert_job, self._row)
+            job.stored = True
             await job.ticket.wait()
             await self._runtime.slots.acquire_on_behalf_of(job)
             self._slot = True
@@ -240,7 +241,10 @@ class Execution:
             return None
         stopped = self._job.cause.text is not None and self._reply is None
         grace = min(self._job.tool.grace, self._job.grace_limit) if stopped else 0.0
-        return await self._worker.terminate(grace=grace, bound=self._runtime.settings.termination_bound)
+        try:
+            return await self._worker.terminate(grace=grace, bound=self._runtime.settings.termination_bound)
+        except Exception:  # noqa: BLE001 - whatever kept the backend from telling, nothing is proven
+            return None
 
     async def _give_up_on_death(self, worker: Worker) -> None:
         """No proof within the bound: say so, and leave files, locks and slot alone, for the process may still act."""
@@ -309,6 +313,8 @@ class Execution:
         try:
             if settled:
                 await self._runtime.blocking(self._staging.discard)
+        except Exception:  # noqa: BLE001, S110 - a directory that stays harms nobody, and other calls go on
+            pass
         finally:
             self._staging.close()
 

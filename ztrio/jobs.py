@@ -118,6 +118,8 @@ class Job:
     settling: trio.CancelScope = attrs.field(factory=lambda: trio.CancelScope(shield=True))
     # Seconds that the tool's grace is cut to; finite while the supervisor closes.
     grace_limit: float = math.inf
+    # Whether the store has its row, so that there is something to end there.
+    stored: bool = False
     # Why it is being stopped: the first word stands.
     cause: Cause = attrs.field(factory=Cause)
     # Set once, when the commit begins: from here on no stop is taken.

@@ -1,7 +1,7 @@
 """JSON-like values, exactly: what may be an argument, a result or session state, and its one canonical encoding.
 
-Allowed are dict (with str keys), list, str, int of any size, finite float, bool and None; session state may also
-hold bytes and datetime. MessagePack alone would not do: it has no integer beyond 64 bits and folds every time zone
+Allowed are dict (with str keys), list, str, int of up to 4,300 digits, finite float, bool and None; session state may
+also hold bytes and datetime. MessagePack alone would not do: it has no integer beyond 64 bits and folds every time zone
 into UTC, so both travel as extension types. Nothing is ever unpickled.
 """
 
@@ -20,6 +20,9 @@ __all__ = ["NotPlain", "decode", "digest", "encode", "plain"]
 _BIG_INT: Final = 1
 _DATETIME: Final = 2
 _MAX_DEPTH: Final = 200  # far below the interpreter's recursion limit, far above anything a tool returns
+
+_MAX_DIGITS: Final = 4300  # Python's own limit between int and text (sys.int_info.default_max_str_digits)
+_INT_LIMIT: Final = 10**_MAX_DIGITS
 
 _I64_MIN: Final = -(2**63)
 _U64_MAX: Final = 2**64 - 1
@@ -51,7 +54,11 @@ def plain(value: Any, *, rich: bool = False) -> Any:
 
 def _walk(value: Any, path: str, depth: int, rich: bool) -> Any:
     kind = type(value)
-    if value is None or kind is bool or kind is int:
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        if not -_INT_LIMIT < value < _INT_LIMIT:
+            raise NotPlain(f"{path}: an integer of more than {_MAX_DIGITS} digits cannot be written as JSON")
         return value
     if kind is str:
         return _text(value, path)

@@ -73,8 +73,9 @@ class Read:
         """Reads go on when the store cannot be written; nobody can ask for their outcome then."""
         try:
             await self._runtime.store.insert_job(self._row)
-        except Exception as error:  # noqa: BLE001 - any failure of the store means the same: it was not written
-            self._runtime.audit.mark_unavailable("store", f"the store failed: {type(error).__name__}: {error}")
+        except Exception:  # noqa: BLE001 - any failure of the store means the same: it was not written
+            return
+        self._job.stored = True
 
     async def _session(self) -> SessionRow | None:
         job = self._job

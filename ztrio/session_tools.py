@@ -121,6 +121,7 @@ class SessionCall:
         principal = job.context.principal.id
         with trio.move_on_after(job.queue_timeout) as waiting:
             await store.insert_job(self._row)
+            job.stored = True
             await job.ticket.wait()
         if waiting.cancelled_caught:
             job.stop("queue_timeout")

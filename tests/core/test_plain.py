@@ -238,3 +238,12 @@ def test_deep_garbage_is_refused() -> None:
     """Nesting beyond what `plain` allows does not come in by decoding either."""
     with pytest.raises(NotPlain):
         decode(msgspec.msgpack.encode(nested(250)))
+
+
+def test_an_integer_that_json_cannot_carry_is_refused_with_its_path() -> None:
+    """What could be committed and then not be answered is refused before: more digits than Python writes."""
+    largest = 10**4300 - 1
+    assert [largest, -largest] == plain([largest, -largest])
+    for value in (10**4300, -(10**4300)):
+        with pytest.raises(NotPlain, match=r"^\$\[0\]: an integer of more than 4300 digits"):
+            plain([value])

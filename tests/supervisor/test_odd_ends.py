@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -9,6 +10,7 @@ import trio.testing
 
 import ztrio
 from tests.supervisor.support import fill, job_directories, nothing_left, opened, play, settle, sleep_forever
+from tests.supervisor.tools_for_calls import toolbox
 from ztrio import Outcome
 from ztrio.plain import encode
 from ztrio.testing import FaultyOps, FaultyStore, ScriptedBackend
@@ -204,3 +206,60 @@ async def test_the_same_error_is_not_shared(tmp_path: Path, autojump_clock: trio
                 await supervisor.call("count", timeout=-1)
             ids.add(caught.value.job_id)
         assert 2 == len(ids)
+
+
+@pytest.mark.parametrize("tool", ["count", "look", "session_open"])
+async def test_store_that_never_heard_of_a_call(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, tool: str
+) -> None:
+    """A call whose row could not be stored has its events all the same, and is no trouble once the store works."""
+    store = FaultyStore(fail={"insert_job": OSError("gone")})
+    async with opened(tmp_path, store=store) as (supervisor, log):
+        try:
+            await supervisor.call(tool)
+        except ztrio.StoreUnavailable as error:
+            assert Outcome.NOT_STARTED == error.outcome
+        store.fail.clear()
+        assert [event["event"] for event in await supervisor.events()] == log.names()
+        await supervisor.call("count")
+        await nothing_left(supervisor, tmp_path)
+
+
+@pytest.mark.leaves("a worker that may still act keeps its job directory")
+async def test_backend_that_fails_to_end_a_worker(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A backend that raises where it should prove a death has proven nothing; the other calls go on."""
+
+    class Raising(ScriptedWorker):
+        async def terminate(self, *, grace: float, bound: float) -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError(24, "Too many open files")
+
+    class Backend(ScriptedBackend):
+        async def acquire(self) -> ScriptedWorker:
+            worker = await super().acquire()
+            return Raising(self, worker.pid) if self.handed_over == 1 else worker
+
+    async with opened(tmp_path, Backend(play)) as (supervisor, _):
+        with pytest.raises(ztrio.Unresolved) as caught:
+            await supervisor.call("count")
+        assert "termination_unconfirmed" == caught.value.reason
+        await supervisor.call("count", session="other")
+
+
+@pytest.mark.leaves("a directory that could not be removed")
+async def test_job_directory_that_stays(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A job directory that cannot be removed changes nothing about its call or the others."""
+
+    async def blocking(function: Callable[..., Any], /, *args: Any) -> Any:
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        if getattr(function, "__name__", "") == "discard":
+            raise RuntimeError("can't start new thread")
+        return function(*args)
+
+    async with ztrio.open_supervisor(
+        toolbox, workspace=tmp_path, backend=ScriptedBackend(play).open, blocking=blocking
+    ) as supervisor:
+        for expected in (1, 2):
+            assert expected == (await supervisor.call("count")).value
+        await settle()
+        assert 0 == supervisor.statistics().calls
