@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
 
 from ztrio.admission import ToolDescription
 from ztrio.calls import CallResult
-from ztrio.errors import LimitExceeded, Outcome, ZtrioError
+from ztrio.errors import Outcome, ZtrioError
 from ztrio.tools import Capability
 
 __all__ = ["JOB_ID_META", "OUTCOME_META", "TIMEOUT_META", "error_result", "success_result", "tool"]
@@ -51,16 +51,7 @@ def _annotations(capability: str) -> ToolAnnotations:
 def success_result(result: CallResult) -> CallToolResult:
     """The answer to a call that succeeded."""
     structured = _structured(result.value)
-    try:
-        text = json.dumps(structured, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:  # an int with more digits than the interpreter prints
-        failure = LimitExceeded(
-            f"The call succeeded ({result.outcome}), but its result cannot be written as JSON: {error}. "
-            "Do not repeat it to see the result; make the tool return less.",
-            code="RESULT_TOO_LARGE",
-        )
-        failure.job_id, failure.outcome = result.job_id, result.outcome
-        return error_result(failure)
+    text = json.dumps(structured, ensure_ascii=False, allow_nan=False)
     return CallToolResult(
         content=[TextContent(text=text)], structured_content=structured, _meta=_meta(result.job_id, result.outcome)
     )

@@ -50,14 +50,14 @@ async def test_integers_are_exact_everywhere(serving: Serving, tool: str) -> Non
 
 
 @pytest.mark.case("R41")
-async def test_a_result_that_json_cannot_carry_still_says_that_it_was_committed(serving: Serving) -> None:
-    """An integer with more digits than can be printed is an error that says the call was committed."""
+async def test_a_result_that_json_cannot_carry_is_not_committed(serving: Serving) -> None:
+    """An integer with more digits than can be printed is the tool's error, and its call was rolled back."""
     async with serving() as served:
         await served.client.call(1, "huge")
         answer = await served.client.reply(1)
         error = structured(answer)["error"]
-        assert ("RESULT_TOO_LARGE", "committed") == (error["code"], error["outcome"])
-        assert "committed" == answer["result"]["_meta"]["ztrio/outcome"]
+        assert ("TOOL_ERROR", "rolled_back") == (error["code"], error["outcome"])
+        assert "rolled_back" == answer["result"]["_meta"]["ztrio/outcome"]
 
 
 @pytest.mark.case("R35")

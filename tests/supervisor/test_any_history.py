@@ -87,9 +87,7 @@ async def live(workspace: Path, played: list[Move], failing: dict[str, int], wor
 
     def before(operation: str) -> None:
         calls[operation] += 1
-        store.fail = {
-            name: OSError("gone") for name, nth in faults.items() if calls[name] == nth and name == operation
-        }
+        store.fail = {name: OSError("gone") for name, nth in faults.items() if calls[name] == nth and name == operation}
 
     store = FaultyStore(before=before)
     limits = ztrio.Settings(workers=workers)
@@ -144,7 +142,7 @@ async def live(workspace: Path, played: list[Move], failing: dict[str, int], wor
         assert sorted(logged) == sorted((event.execution_job_id, event.event) for event in history.events)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     played=st.lists(moves, min_size=1, max_size=8),
     failing=st.dictionaries(

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 import ztrio
-from tests.supervisor.support import ANNA, nothing_left, opened, play, sleep_forever
+from tests.supervisor.support import ANNA, nothing_left, opened, play, settle, sleep_forever
 from ztrio import Outcome
 from ztrio.testing import FaultyStore, ScriptedBackend
 
@@ -151,3 +151,26 @@ async def test_refusal(tmp_path: Path, autojump_clock: trio.testing.MockClock, e
         assert ["deny"] == log.names(caught.value.job_id)
         assert (code, caught.value.message) == (log.one("deny").code, log.one("deny").reason)
         await nothing_left(supervisor, tmp_path)
+
+
+async def test_allowed_while_the_session_is_being_destroyed(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A call allowed while the destroying transaction is under way belongs to the life that ends."""
+
+    class Slow(FaultyStore):
+        async def _step(self, operation: str, detail: str | None = None) -> None:
+            if operation == "finish" and "session_destroy" in started:
+                await trio.sleep(1)
+            await super()._step(operation, detail)
+
+    started: set[str | None] = set()
+    async with opened(tmp_path, store=Slow()) as (supervisor, _), trio.open_nursery() as nursery:
+        await supervisor.call("count")
+        supervisor.audit.add_reducer(lambda event: started.add(event.tool) if event.event == "start" else None)
+        nursery.start_soon(supervisor.call, "session_destroy")
+        await settle()
+        with pytest.raises(ztrio.SessionDestroyedError):
+            await supervisor.call("count")
+        started.clear()
+        assert 1 == (await supervisor.call("count")).value

@@ -199,3 +199,40 @@ async def test_event_loop_goes_on_while_tools_burn(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
     assert time.monotonic() - begin < BOUND
     assert measured < 10 * max(control, 0.02)
+
+
+@pytest.mark.case("R59")
+async def test_toolbox_that_a_worker_cannot_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call gets the one error that names the file and the reason, two at once as well; the supervisor goes on."""
+    monkeypatch.setenv("ONLY_HERE", "1")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    source = tmp_path / "only_here_tools.py"
+    source.write_text(
+        "import os\nimport ztrio\n"
+        "if 'ONLY_HERE' not in os.environ:\n    raise LookupError('ONLY_HERE is not set')\n"
+        "toolbox = ztrio.Toolbox('only here')\n\n"
+        "@toolbox.tool(capability='write')\ndef work() -> None:\n    'Work.'\n\n"
+        "@toolbox.tool(capability='read')\ndef look() -> int:\n    'Look.'\n    return 1\n"
+    )
+    try:
+        async with ztrio.open_supervisor(ztrio.load_toolbox(str(source)), workspace=tmp_path) as supervisor:
+            found: list[BaseException] = []
+
+            async def call(session: str) -> None:
+                try:
+                    await supervisor.call("work", session=session)
+                except BaseException as error:
+                    found.append(error)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, "a")
+                nursery.start_soon(call, "b")
+            assert 1 == (await supervisor.call("look")).value
+    finally:
+        sys.modules.pop("only_here_tools", None)
+    for error in found:
+        assert isinstance(error, ztrio.WorkerFailed)
+        assert ("WORKER_START_FAILED", Outcome.NOT_STARTED) == (error.code, error.outcome)
+        assert "only_here_tools" in error.message
+        assert "ONLY_HERE is not set" in error.message
+    assert 2 == len(found)

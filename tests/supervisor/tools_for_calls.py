@@ -141,3 +141,12 @@ def block(marks: str) -> None:
     """Sit in a system call until killed."""
     Path(marks).touch()
     time.sleep(999)
+
+
+@toolbox.tool(capability="write", grace=30.0, timeout=60.0)
+def deaf(ctx: ToolContext) -> None:
+    """Ignore the request to end, for as long as it takes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctx.progress(1)
+    while True:
+        time.sleep(60)

@@ -276,7 +276,7 @@ def test_main_cannot_load(outside: Outside) -> None:
     (ready,) = outside.ask(boot("gone"))
     assert isinstance(ready, wire.Ready)
     assert ready.problem is not None
-    assert ready.problem.startswith("AttributeError")
+    assert ready.problem.startswith("tools_for_workers.gone: AttributeError")
     status, output = outside.end()
     assert (status, output.count("Traceback")) == (0, 1)
 

@@ -191,17 +191,20 @@ def _hang_on(lifeline_fd: int) -> None:
 def _load(boot: Boot, schemas: dict[tuple[str, str], Schema]) -> str | None:
     """Load modules and build validators; what went wrong, or None."""
     files = {}
+    where = ""
     try:
         for name, file in boot.modules:
+            where = file or name
             files[name] = file
             load_module(ModuleRef(name, file))
         for module, function_name in boot.functions:
+            where = f"{module}.{function_name}"
             function = load_function(FunctionRef(ModuleRef(module, files.get(module)), function_name))
             schemas[module, function_name] = Schema(function, describe(function))
     except BaseException as error:  # noqa: BLE001, ASYNC103 - not under trio; a module may raise SystemExit
         traceback.print_exc()
         _flush()
-        return _text(f"{type(error).__name__}: {_safe_str(error)}"[:_MAX_REASON])  # noqa: ASYNC104 - the same
+        return _text(f"{where}: {type(error).__name__}: {_safe_str(error)}"[:_MAX_REASON])  # noqa: ASYNC104 - the same
     return None
 
 
