@@ -7,7 +7,7 @@ calls are refused then, and what was not written is written as soon as the store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -101,8 +101,14 @@ def reasons(job: Job, error: ZtrioError) -> dict[str, Any]:
     return {"cause": cause, "code": error.code, "reason": error.message, "exception_type": blamed}
 
 
-def stop_error(job: Job, details: Mapping[str, str]) -> ZtrioError | None:
-    """The error of a call that was stopped, by its recorded cause; None when it was not."""
+def stop_error(job: Job, *, ran: bool, **details: str) -> ZtrioError | None:
+    """The error of a call that was stopped, by its recorded cause; None when it was not.
+
+    Args:
+        job: The call.
+        ran: Whether its tool may have run.
+        details: Facts for the error.
+    """
     cause = job.cause.text
     if cause is None:
         return None
@@ -110,7 +116,9 @@ def stop_error(job: Job, details: Mapping[str, str]) -> ZtrioError | None:
         return QueueTimeout(
             f"The call waited {job.queue_timeout:g} s for its session, targets or a worker. Nothing ran; repeat later."
         )
-    kept = "Everything it did was discarded" if not job.reads_only else "A read changes nothing"
+    kept = "Nothing ran"
+    if ran:
+        kept = "A read changes nothing" if job.reads_only else "Everything it did was discarded"
     if cause == "timeout":
         return ToolTimeout(
             f"{job.tool.name} ran longer than {job.timeout:g} s and was stopped. {kept}; "

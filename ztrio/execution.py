@@ -223,7 +223,7 @@ class Execution:
     def _judge(self) -> None:
         """Find out whether the call failed, and publish why as soon as it is known; the first reason stands."""
         job = self._job
-        stopped = stop_error(job, self._output())
+        stopped = stop_error(job, ran=self._started, **self._output())
         if self._error is None:
             self._error = stopped or self._tool_error()
         elif self._announced:

@@ -137,7 +137,7 @@ class Read:
 
     async def _answer(self, value: Any) -> None:
         job = self._job
-        error = stop_error(job, {}) or self._error
+        error = stop_error(job, ran=self._tool_started) or self._error
         job.deciding = True
         if error is None:
             answer = partial(job.succeed, value, Outcome.COMPLETED, {})

@@ -146,7 +146,7 @@ class SessionCall:
 
     async def _settle(self) -> None:
         job, audit = self._job, self._runtime.audit
-        error = stop_error(job, {}) or self._error
+        error = stop_error(job, ran=False) or self._error
         job.deciding = True
         if error is not None:
             await self._fail(error)
