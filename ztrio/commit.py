@@ -141,7 +141,8 @@ class Committer:
         audit, job = self._runtime.audit, self._job
         audit.publish(job.event("error", **reasons(job, error)))
         audit.publish(job.event("worker_terminated", **self._facts))
-        await self._roll_back(error, external=False)
+        # The tool itself had succeeded, so what it does elsewhere has happened.
+        await self._roll_back(error, external=job.tool.effects == "external")
 
     async def _abort(self) -> None:
         self._in_doubt = True  # whatever interrupts the next step, nobody can tell then
@@ -257,8 +258,9 @@ def _commit_failed(error: BaseException) -> ZtrioError:
 
 def _external(error: ZtrioError) -> Unresolved:
     return Unresolved(
-        f"{error.message} Files and session state were rolled back, but the tool has effects elsewhere that may or "
-        "may not have happened. Check there before repeating.",
+        f"The call ended with {error.code}. Files and session state were rolled back, but the tool has effects "
+        "elsewhere that may or may not have happened. Check there before repeating.",
         reason="external_effects",
         stopped_by=error.code,
+        because=error.message,
     )

@@ -214,6 +214,18 @@ async def test_external_effects(tmp_path: Path, autojump_clock: trio.testing.Moc
         await nothing_left(supervisor, tmp_path)
 
 
+async def test_external_effects_of_a_commit_that_failed(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A tool that had succeeded has had its effects elsewhere: the files go back, but it is not safe to repeat."""
+    store = FaultyStore(fail={"finish:commit": OSError(5, "I/O error")})
+    async with opened(tmp_path, store=store) as (supervisor, log):
+        with pytest.raises(ztrio.Unresolved) as caught:
+            await supervisor.call("mail")
+        assert ["allow", "start", "error", "worker_terminated", "unresolved"] == log.names()
+        assert ("CALL_UNRESOLVED", "external_effects") == (caught.value.code, caught.value.reason)
+        assert "COMMIT_FAILED" == caught.value.details["stopped_by"]
+        await nothing_left(supervisor, tmp_path)
+
+
 async def test_each_call_ends_once(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """Whatever becomes of a call, it has exactly one terminal event, and that is the last one."""
     arguments = fill(tmp_path)

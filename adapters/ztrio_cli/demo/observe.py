@@ -77,7 +77,13 @@ def read_tree(root: Path) -> Tree:
 
 def job_directories(workspace: Path) -> list[str]:
     """Staging folders that are there now, relative to the workspace."""
-    return sorted(path.relative_to(workspace).as_posix() for path in workspace.rglob(".ztrio-job-*"))
+    found = [
+        os.path.relpath(os.path.join(folder, name), workspace)  # noqa: PTH118 - as os.walk has it
+        for folder, names, _ in os.walk(workspace)  # which, unlike rglob, does not mind what vanishes meanwhile
+        for name in names
+        if name.startswith(".ztrio-job-")
+    ]
+    return sorted(found)
 
 
 def unfinished_charts(workspace: Path) -> list[str]:

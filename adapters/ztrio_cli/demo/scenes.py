@@ -25,6 +25,7 @@ __all__ = ["SCENES", "Stage", "client_vanishes"]
 
 TITLE: Final = "Harbour"
 LONG: Final = 60.0  # seconds per chart where the call is not meant to end by itself
+CLEAN_UP: Final = 3.0  # seconds that a call may take to remove its directory after its answer
 SHORT: Final = 0.25  # seconds per chart where a reader shall have time to look
 TIMEOUT: Final = 2.0  # seconds the tool gets in the timeout scene
 PROMPT: Final = 2.0  # seconds in which a stopped call must be settled, on a machine that does other things too
@@ -86,7 +87,7 @@ async def _facts(
 ) -> Facts:
     seconds = extra.pop("seconds", trio.current_time() - began)
     alive = still_alive(observer.seen.values())
-    leftovers = job_directories(stage.workspace)
+    leftovers = await _left_in(stage.workspace)
     after = read_tree(stage.workspace)
     return Facts(
         scene=scene,
@@ -103,6 +104,14 @@ async def _facts(
         leftovers=tuple(leftovers),
         extra=extra,
     )
+
+
+async def _left_in(workspace: Path) -> list[str]:
+    """Job directories that stay: a call removes its own right after its answer, so the last one gets a moment."""
+    with trio.move_on_after(CLEAN_UP):
+        while job_directories(workspace):  # noqa: ASYNC110 - nobody tells
+            await trio.sleep(0.01)
+    return job_directories(workspace)
 
 
 async def commit(stage: Stage) -> Facts:
