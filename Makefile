@@ -22,7 +22,7 @@ FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c '$(FITS)' >/dev/null 2>&1 && { command -v "$$p"; break; }; done)
 
-.PHONY: help demo test lint types layers tests changelog format clean
+.PHONY: help demo test lint types layers tests gate changelog format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,12 +30,12 @@ help: ## this list
 demo: $(VENV)/.ztrio ## run the main job: real tools, a real server and client, real kills
 	@$(BIN)/ztrio demo
 
-test: lint types layers tests ## everything a change must pass
+test: lint types layers gate tests ## everything a change must pass
 
 lint: $(VENV)/.ztrio-dev ## ruff, its formatter, and flake8-async
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --quiet --check . || { echo "not formatted; run: make format"; exit 1; }
-	@find ztrio adapters examples -name '*.py' -exec $(BIN)/flake8-async --enable=$(ASYNC_RULES) --disable=$(ASYNC_NOT) {} +
+	@find ztrio adapters benchmarks examples -name '*.py' -exec $(BIN)/flake8-async --enable=$(ASYNC_RULES) --disable=$(ASYNC_NOT) {} +
 	@echo "lint    passed"
 
 types: $(VENV)/.ztrio-dev ## mypy --strict
@@ -56,6 +56,10 @@ else
 	@$(RUN) coverage report
 endif
 
+gate: $(VENV)/.ztrio-dev ## a brief benchmark: nothing is left running, nobody hangs, ratios hold
+	@out=$$($(BIN)/python benchmarks/check.py --quiet 2>&1) || { echo "$$out"; exit 1; }
+	@echo "gate    passed"
+
 format: $(VENV)/.ztrio-dev ## apply the formatter and ruff's safe fixes
 	@$(RUN) ruff check --quiet --fix-only .
 	@$(RUN) ruff format .
@@ -66,7 +70,7 @@ changelog: $(VENV)/.ztrio-dev ## what the next release would say
 clean: ## remove the environment, caches and build products
 	@rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \
 		htmlcov build dist
-	@find ztrio adapters tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find ztrio adapters benchmarks tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are written last, so an interrupted installation is taken up again.
 $(BIN)/python:

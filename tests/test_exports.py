@@ -26,6 +26,7 @@ NAMES = {
     "Capability",
     "Cause",
     "Input",
+    "Limits",
     "MemoryStore",
     "Outcome",
     "Output",

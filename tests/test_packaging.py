@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ["ztrio", "ztrio_cli", "ztrio_mcp"]
+PACKAGES = ["ztrio", "ztrio_bench", "ztrio_cli", "ztrio_mcp"]
 FOREIGN = ["anyio", "asyncio", "mcp", "multiprocessing", "pydantic", "rich", "sqlalchemy", "structlog", "typer"]
 
 
@@ -59,6 +59,7 @@ def test_packages_come_from_one_root() -> None:
     assert isinstance(found, dict)
     assert {
         "ztrio": ROOT / "ztrio",
+        "ztrio_bench": ROOT / "adapters" / "ztrio_bench",
         "ztrio_cli": ROOT / "adapters" / "ztrio_cli",
         "ztrio_mcp": ROOT / "adapters" / "ztrio_mcp",
     } == {name: Path(path) for name, path in found.items()}
@@ -87,7 +88,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel: zipfile.Path) -> None:
     """The wheel has exactly the modules of the source tree, each package at its top."""
     sources = {
         str((Path(folder) / name).relative_to(base))
-        for base, package in [(ROOT, "ztrio"), (ROOT / "adapters", "ztrio_cli"), (ROOT / "adapters", "ztrio_mcp")]
+        for base, package in [(ROOT, "ztrio"), *((ROOT / "adapters", name) for name in PACKAGES[1:])]
         for folder, _, names in os.walk(base / package, followlinks=True)  # the example is a link to examples/
         for name in names
         if "__pycache__" not in folder

@@ -83,10 +83,7 @@ LATER = {
     "I8": "property tests of the registry",
     "I9": "property tests of the registry",
     "I10": "property tests of the registry",
-    "R02": "upstreams of the gateway",
     "R06": "stopping several upstreams",
-    "R07": "upstreams of the gateway",
-    "R11": "death of the supervisor itself takes everything with it",
     "R17": "cancel policies of the gateway",
     "R18": "late completion",
     "R19": "cancelling one upstream call",
@@ -103,7 +100,6 @@ LATER = {
     "R48": "bounds of the registry",
     "R53": "recovery",
     "R56": "redaction",
-    "R66": "benchmarks",
     "R67": "configuration files",
     "R68": "configuration files",
 }

@@ -9,6 +9,7 @@ Layers, each importing only what stands below it:
     commit, ending                      what decides its effects
     jobs                                a call in flight
     publication, workers, store, sessions, limits, audit_file, policy
+    reloading                           a toolbox again, from disk
     loading, tools, schema, policies, audit
     calls, errors, plain                pure: no trio
 """
@@ -41,7 +42,7 @@ from ztrio.errors import (
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
 from ztrio.opening import open_supervisor
-from ztrio.policies import Input, Output
+from ztrio.policies import Input, Limits, Output
 from ztrio.policy import Policy, allow
 from ztrio.store import MemoryStore, Store
 from ztrio.supervisor import Supervisor
@@ -60,6 +61,7 @@ __all__ = [
     "Input",
     "InvalidArguments",
     "LimitExceeded",
+    "Limits",
     "MemoryStore",
     "Outcome",
     "Output",

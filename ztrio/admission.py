@@ -162,6 +162,15 @@ class Admission:
             self._idle.set()
             self._idle = trio.Event()
 
+    def settle(self, job: Job) -> None:
+        """An unresolved call may have been settled; then it holds nothing any more."""
+        if job.settled:
+            self.jobs.pop(job.id, None)
+
+    def replace_toolbox(self, toolbox: Toolbox) -> None:
+        """Allow calls of these tools from now on."""
+        self._toolbox = toolbox
+
     async def wait_idle(self) -> None:
         """Wait until no job's task is running."""
         while self._active:

@@ -59,6 +59,7 @@ class AuditEvent:
         argument_digest: SHA-256 of the canonical arguments, as `sha256:<hex>`.
         arguments: The arguments, only where the operator asked for them.
         pid: Process id of the worker.
+        sandbox: What keeps the worker from writing elsewhere, on `start`: `landlock`, `unavailable` or `off`.
         kept: Paths that a rollback left in place because somebody else had changed them.
         missed: How many events a viewer lost, on `gap`.
     """
@@ -87,6 +88,7 @@ class AuditEvent:
     argument_digest: str | None = None
     arguments: dict[str, Any] | None = None
     pid: int | None = None
+    sandbox: str | None = None
     kept: tuple[str, ...] | None = None
     missed: int | None = None
 

@@ -117,8 +117,8 @@ class Committer:
             error: Why; its event was published.
             killed: Whether the worker was stopped in the middle, as opposed to telling that the tool raised.
         """
-        if killed:
-            job = self._job
+        job = self._job
+        if killed and not job.answered.is_set():
             self._runtime.audit.publish(job.event("worker_terminated", cause=job.cause.text, **self._facts))
         self._runtime.nursery.start_soon(self._answer_when_overdue)
         try:

@@ -7,17 +7,31 @@ calls are refused then, and what was not written is written as soon as the store
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import trio
 
-from ztrio.errors import Outcome, QueueTimeout, ShuttingDown, StoreUnavailable, ToolTimeout, Unresolved, ZtrioError
+from ztrio.errors import (
+    LimitExceeded,
+    Outcome,
+    QueueTimeout,
+    ShuttingDown,
+    StoreUnavailable,
+    ToolError,
+    ToolTimeout,
+    Unresolved,
+    ZtrioError,
+)
 from ztrio.jobs import Job, Runtime
 from ztrio.store import JobEnd
+from ztrio.workers.backend import Proof, Worker
+from ztrio.workers.wire import Failure, Result
 
-__all__ = ["finish", "never_silent", "reasons", "stop_error", "write_again"]
+__all__ = ["finish", "never_silent", "proof_of_death", "reasons", "stop_error", "tool_error", "write_again"]
 
+_PROOF_RETRY: Final = 1.0  # seconds between attempts to prove a death that a backend failed to see
 _RETRY: Final = 0.5  # seconds between attempts to write what a store did not take
 
 
@@ -92,6 +106,18 @@ def never_silent(runtime: Runtime, job: Job) -> None:
     job.fail(error, outcome)
 
 
+async def proof_of_death(worker: Worker) -> Proof:
+    """Wait for the proof of death, however long it takes and whatever a backend stumbles over meanwhile."""
+    while True:
+        try:
+            proof = await worker.terminate(grace=0.0, bound=math.inf)
+        except Exception:  # noqa: BLE001 - whatever it is, nothing is proven by that
+            proof = None
+        if proof is not None:
+            return proof
+        await trio.sleep(_PROOF_RETRY)
+
+
 def reasons(job: Job, error: ZtrioError) -> dict[str, Any]:
     """Why a call does not succeed, as audit events say it; one that somebody stopped has a cause and no code."""
     cause = job.cause.text
@@ -129,3 +155,19 @@ def stop_error(job: Job, *, ran: bool, **details: str) -> ZtrioError | None:
     if cause == "audit_unavailable":
         return StoreUnavailable(f"The audit cannot be written, so the call was stopped. {kept}; repeat when it works.")
     return ShuttingDown(f"The call was stopped ({cause}). {kept}; repeat it.", cause=cause, **details)
+
+
+def tool_error(reply: Result | Failure | None, output: Mapping[str, str]) -> ZtrioError | None:
+    """The error that a worker's answer stands for, or None.
+
+    Args:
+        reply: What the worker sent last.
+        output: `output`, what the tool printed last, or nothing.
+    """
+    if not isinstance(reply, Failure):
+        return None
+    known = {name: getattr(reply, name) for name in ("exception_type", "traceback", "path", "limit")}
+    details: dict[str, Any] = {**{name: value for name, value in known.items() if value}, **output}
+    if reply.code in LimitExceeded.codes:
+        return LimitExceeded(reply.message, code=reply.code, **details)
+    return ToolError(reply.message, **details)

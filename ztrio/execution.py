@@ -23,7 +23,7 @@ from typing import Any, Final
 import trio
 
 from ztrio.commit import Committer, result_value
-from ztrio.ending import finish, reasons, stop_error
+from ztrio.ending import finish, proof_of_death, reasons, stop_error, tool_error
 from ztrio.errors import (
     CommitFailed,
     LimitExceeded,
@@ -43,6 +43,7 @@ from ztrio.publication.staging import Staging
 from ztrio.sessions import HANDLE_PREFIX
 from ztrio.store import EMPTY_STATE, JobRow, SessionRow
 from ztrio.workers.backend import Proof, Worker
+from ztrio.workers.deaths import with_limit
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["Execution"]
@@ -137,7 +138,9 @@ class Execution:
         await runtime.blocking(_record_worker, self._staging, worker)
         self._started = True
         if not job.reads_only:
-            runtime.audit.publish(job.event("start", pid=worker.pid, targets=_targets(job)))
+            runtime.audit.publish(
+                job.event("start", pid=worker.pid, targets=_targets(job), sandbox=runtime.sandbox.label)
+            )
         with trio.move_on_after(runtime.settings.start_bound) as starting:
             await worker.send_request(self._request(self._staging))
         if starting.cancelled_caught:
@@ -162,16 +165,26 @@ class Execution:
             request_id=encode(job.context.request_id),
             workspace=str(self._runtime.workspace),
             tmp=str(staging.tmp),
-            env=job.tool.environment(),
+            env={**self._runtime.sandbox.environment, **job.tool.environment()},
             read_only=job.reads_only,
             max_result=self._runtime.settings.max_result,
             max_state=self._runtime.settings.max_state,
+            init=job.tool.init,
+            sandbox=self._runtime.sandbox.policy(
+                workspace=str(self._runtime.workspace),
+                staging=staging.writable,
+                writes=job.tool.writes,
+                limits=job.tool.limits,
+            ),
         )
 
     async def _run_tool(self) -> Result | Failure | None:
         assert self._worker is not None
         with trio.move_on_after(self._job.timeout) as running:
-            return await self._worker.receive(self._job.progress)
+            try:
+                return await self._worker.receive(self._job.progress)
+            except WorkerFailed as error:
+                raise with_limit(error, self._job.tool.limits, self._worker.pid) from None
         if running.cancelled_caught:
             self._job.stop("timeout")
         return None
@@ -225,7 +238,7 @@ class Execution:
         job = self._job
         stopped = stop_error(job, ran=self._started, **self._output())
         if self._error is None:
-            self._error = stopped or self._tool_error()
+            self._error = stopped or tool_error(self._reply, self._output())
         elif self._announced:
             return
         if self._error is None or not self._started or job.reads_only:
@@ -267,6 +280,33 @@ class Execution:
             termination_confirmed=False,
             pid=worker.pid,
         )
+        self._error = self._error or error
+        self._job.undertaker = partial(self._undertake, worker)
+
+    async def _undertake(self, worker: Worker) -> None:
+        """Wait for the proof of death without bound, then put everything back and release what the call holds."""
+        job = self._job
+        assert self._staging is not None
+        assert self._error is not None
+        try:
+            proof = await proof_of_death(worker)
+        except BaseException:
+            self._staging.close()
+            raise
+        # From here on as any other call; closing the supervisor may have set a deadline already.
+        job.undertaker = None
+        job.settling = trio.CancelScope(shield=True, deadline=job.settling.deadline)
+        job.deciding = True
+        with job.settling:
+            try:
+                if job.reads_only:
+                    job.settled = True
+                    answer = partial(job.fail, self._error, Outcome.COMPLETED)
+                    await finish(self._runtime, job, "settled", Outcome.COMPLETED, answer, **_facts(proof))
+                else:
+                    await self._decide(proof)
+            finally:
+                await self._clean_up()  # noqa: ASYNC102 - the shield is just above
 
     async def _refuse(self) -> None:
         """The tool never ran: the terminal event is the refusal itself."""
@@ -285,7 +325,7 @@ class Execution:
 
     async def _end_read(self, proof: Proof) -> None:
         job, error = self._job, self._error
-        facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
+        facts = _facts(proof)
         job.settled = True
         if error is None:
             assert isinstance(self._reply, Result)
@@ -308,7 +348,7 @@ class Execution:
             self._job.ticket.leave()
             self._runtime.pins.unpin(self._job.pin)
             self._free_slot()
-        if self._staging is None:
+        if self._staging is None or self._job.undertaker is not None:
             return
         try:
             if settled:
@@ -325,20 +365,6 @@ class Execution:
 
     # ---- words
 
-    def _tool_error(self) -> ZtrioError | None:
-        if not isinstance(self._reply, Failure):
-            return None
-        failure = self._reply
-        details: dict[str, Any] = {}
-        if failure.exception_type is not None:
-            details["exception_type"] = failure.exception_type
-        if failure.traceback:
-            details["traceback"] = failure.traceback
-        details |= self._output()
-        if failure.code in LimitExceeded.codes:
-            return LimitExceeded(failure.message, code=failure.code, **details)
-        return ToolError(failure.message, **details)
-
     def _output(self) -> dict[str, str]:
         tail = "" if self._worker is None else self._worker.output_tail()[-_MAX_OUTPUT:]
         return {"output": tail} if tail else {}
@@ -350,6 +376,10 @@ def _prepare(runtime: Runtime, job: Job, label: dict[str, Any]) -> Staging:
 
 def _record_worker(staging: Staging, worker: Worker) -> None:
     staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+
+
+def _facts(proof: Proof) -> dict[str, Any]:
+    return {"termination_confirmed": True, "proof": proof.as_dict()}
 
 
 def _targets(job: Job) -> tuple[str, ...]:

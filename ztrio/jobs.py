@@ -29,6 +29,7 @@ from ztrio.sessions import SessionPin, SessionPins
 from ztrio.store import JobEnd, Store
 from ztrio.tools import Capability, Tool
 from ztrio.workers.backend import Backend
+from ztrio.workers.sandbox import Sandbox
 
 __all__ = ["Blocking", "Job", "Runtime", "Settings"]
 
@@ -85,6 +86,7 @@ class Runtime:
     pins: SessionPins
     backend: Backend
     publisher: Publisher
+    sandbox: Sandbox
     blocking: Blocking
     # Outlives every job; jobs and the timers of their commits run in it.
     nursery: trio.Nursery
@@ -128,6 +130,9 @@ class Job:
     outcome: Outcome = Outcome.RUNNING
     # False for an unresolved call that keeps its files, locks and slot when its task ends.
     settled: bool = True
+    # Settles a call whose worker could not be proven dead within the bound, once it is; None for all others. It runs in
+    # a task of its own that nobody waits for.
+    undertaker: Callable[[], Awaitable[None]] | None = None
     # The answer; set once, before `answered`.
     answer: Captured[CallResult] | None = None
     answered: trio.Event = attrs.field(factory=trio.Event)

@@ -24,7 +24,17 @@ import attrs
 from ztrio.errors import ToolboxError
 from ztrio.tools import Toolbox
 
-__all__ = ["MAIN_NAME", "FunctionRef", "ModuleRef", "function_ref", "load_function", "load_module", "load_toolbox"]
+__all__ = [
+    "MAIN_NAME",
+    "FunctionRef",
+    "ModuleRef",
+    "blame",
+    "function_ref",
+    "load_function",
+    "load_module",
+    "load_toolbox",
+    "module_ref",
+]
 
 MAIN_NAME: Final = "__ztrio_main__"
 
@@ -63,16 +73,24 @@ def function_ref(function: Callable[..., Any]) -> FunctionRef:
         ToolboxError: its module has no file, as in an interactive session.
     """
     module = sys.modules.get(function.__module__)
-    file = getattr(module, "__file__", None)
-    if module is None or file is None:
+    ref = None if module is None else module_ref(module)
+    if ref is None:
         raise ToolboxError(f"{function.__qualname__} is not in a file, so a worker cannot load it")
+    return FunctionRef(ref, function.__name__)
+
+
+def module_ref(module: ModuleType) -> ModuleRef | None:
+    """Say how to load `module` again; None where it has no file."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
     if module.__name__ == "__main__":
         # `python -m package.module` can be imported by that name, and must be: it may have relative imports.
         spec = module.__spec__
         by_name = spec is not None and spec.name != "__main__"
-        return FunctionRef(ModuleRef(spec.name) if spec and by_name else ModuleRef(MAIN_NAME, file), function.__name__)
+        return ModuleRef(spec.name) if spec and by_name else ModuleRef(MAIN_NAME, file)
     by_name = _found_by_name(module.__name__, file)
-    return FunctionRef(ModuleRef(module.__name__, None if by_name else file), function.__name__)
+    return ModuleRef(module.__name__, None if by_name else file)
 
 
 def _found_by_name(name: str, file: str) -> bool:
@@ -129,7 +147,7 @@ def load_toolbox(spec: str) -> Toolbox:
     except ToolboxError:
         raise
     except (Exception, SystemExit) as error:
-        raise ToolboxError(f"{_blame(error, source)}: {type(error).__name__}: {error}") from error
+        raise ToolboxError(f"{blame(error, source)}: {type(error).__name__}: {error}") from error
     toolbox = getattr(module, attribute, None)
     if toolbox is None:
         candidates = sorted(name for name, value in vars(module).items() if isinstance(value, Toolbox))
@@ -163,7 +181,7 @@ def _load_source(source: str) -> ModuleType:
     raise AssertionError("the names never end")
 
 
-def _blame(error: BaseException, source: str) -> str:
+def blame(error: BaseException, source: str) -> str:
     """File and line of the innermost frame that is the user's, for the message."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -31,6 +32,9 @@ from ztrio.store import MemoryStore, Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio.workers.backend import Backend, BackendFactory, BackendSettings
+from ztrio.workers.ladder import Containment, rungs_for
+from ztrio.workers.sandbox import Mode, Sandbox, choose, undumpable
+from ztrio.workers.selection import BACKENDS, open_backend
 
 __all__ = ["open_supervisor"]
 
@@ -47,8 +51,10 @@ class _Services:
     settings: Settings
     store: Store
     factory: BackendFactory
+    containment: str
     policy: Policy | None
     publisher: Publisher
+    sandbox: Sandbox
     audit_file: Path | None
     blocking: Blocking
 
@@ -63,14 +69,17 @@ class _Services:
             # Cancelling the user's body must not cut cleanup short: closing does, with a deadline of its own.
             with trio.CancelScope(shield=True) as lifetime:
                 async with trio.open_nursery() as writers, AsyncExitStack() as stack:
+                    stack.enter_context(undumpable())
                     if file is not None:
                         events = await stack.enter_async_context(audit.subscribe(durable=True, capacity=4096))
                         writers.start_soon(_write_all, file, audit, events, written)
-                    backend = await stack.enter_async_context(self.factory(self._backend_settings()))
+                    backend = await stack.enter_async_context(self.factory(self._backend_settings(self.toolbox)))
                     try:
                         async with trio.open_nursery() as nursery:
                             runtime = self._runtime(audit, backend, nursery)
-                            supervisor = Supervisor(self.toolbox, runtime, self.policy, lifetime)
+                            supervisor = Supervisor(
+                                self.toolbox, runtime, self.policy, lifetime, self._backend_settings
+                            )
                             nursery.start_soon(supervisor.watch_audit)
                             nursery.start_soon(write_again, runtime)
                             # Whoever opens it may have been cancelled meanwhile. Then this task would stay the
@@ -104,12 +113,13 @@ class _Services:
             pins=SessionPins(),
             backend=backend,
             publisher=self.publisher,
+            sandbox=self.sandbox,
             blocking=self.blocking,
             nursery=nursery,
         )
 
-    def _backend_settings(self) -> BackendSettings:
-        references = [function_ref(tool.function) for tool in self.toolbox if tool.in_worker]
+    def _backend_settings(self, toolbox: Toolbox) -> BackendSettings:
+        references = [function_ref(tool.function) for tool in toolbox if tool.in_worker]
         modules = dict.fromkeys((ref.module.name, ref.module.file) for ref in references)
         return BackendSettings(
             modules=tuple(modules),
@@ -117,6 +127,7 @@ class _Services:
             workspace=str(self.workspace),
             prewarmed=min(2, self.settings.workers),
             start_timeout=self.settings.start_bound,
+            containment=self.containment,
         )
 
 
@@ -125,15 +136,6 @@ async def _write_all(file: AuditFile, audit: AuditBus, events: Subscription, wri
         await file.write_all(audit, events)
     finally:
         written.set()
-
-
-def _spawn(settings: BackendSettings) -> Any:
-    from ztrio.workers.spawn import open_spawn_backend  # noqa: PLC0415 - imports what only POSIX has
-
-    return open_spawn_backend(settings)
-
-
-_BACKENDS: dict[str, BackendFactory] = {"auto": _spawn, "spawn": _spawn}
 
 
 async def _in_thread(limiter: trio.CapacityLimiter, function: Any, *args: Any) -> Any:
@@ -146,7 +148,10 @@ async def open_supervisor(
     *,
     workspace: str | Path,
     store: Store | None = None,
-    backend: str | BackendFactory = "auto",
+    backend: Literal["auto", "zygote", "spawn"] | BackendFactory = "auto",
+    containment: Containment = "auto",
+    sandbox: Mode = "auto",
+    run_as: tuple[int, int] | None = None,
     policy: Policy | None = None,
     settings: Settings | None = None,
     audit_file: str | Path | None = None,
@@ -162,7 +167,14 @@ async def open_supervisor(
         toolbox: The tools, from a module that a worker can import.
         workspace: An existing directory; every output is inside it.
         store: Where sessions, jobs and the audit log are kept; in memory when omitted.
-        backend: `auto`, `spawn`, or a factory.
+        backend: How workers are made: `zygote` forks them from a process that has loaded the toolbox (Linux), `spawn`
+            starts each anew, `auto` takes the first of them that works; or a factory.
+        containment: How a worker is kept together with everything it starts, so that its end can be proven: `auto`
+            takes the best that works here, `require` the best that sees every descendant; or `pidns`, `cgroup`,
+            `job-init` or `group`. Refuses to open where that is not to be had.
+        sandbox: Whether workers are kept from writing anything but their outputs, temporary files and what a tool
+            declares: `auto` where the system can (Landlock), `require` refuses to open where it cannot, `off` never.
+        run_as: (user id, group id) of the workers, when this process is root.
         policy: Who may use what; everybody everything when omitted.
         settings: The bounds.
         audit_file: Append the audit to this file, as JSON lines.
@@ -170,8 +182,8 @@ async def open_supervisor(
         blocking: How blocking functions are run; in threads when omitted.
 
     Raises:
-        UnsupportedPlatform: this is not a POSIX system.
-        InvalidArguments: the workspace is no directory, or there is no such backend.
+        UnsupportedPlatform: this is not a POSIX system, or it cannot do what is required.
+        InvalidArguments: the workspace is no directory, there is no such backend, or `run_as` without being root.
         ToolboxError: a tool cannot be loaded by a worker, or a parameter's type has no JSON Schema.
         StoreUnavailable: the audit file cannot be opened.
     """
@@ -183,9 +195,14 @@ async def open_supervisor(
     root = Path(workspace).resolve()  # noqa: ASYNC240 - once, before anything runs
     if not root.is_dir():  # noqa: ASYNC240 - the same
         raise InvalidArguments(f"The workspace {workspace} is not a directory. Nothing was started; make it first.")
-    factory = _BACKENDS.get(backend) if isinstance(backend, str) else backend
-    if factory is None:
-        raise InvalidArguments(f"There is no backend {backend!r}; choose from {', '.join(_BACKENDS)}.")
+    rungs_for(containment)  # an unknown one is refused before anything is made
+    if isinstance(backend, str):
+        if backend not in BACKENDS:
+            raise InvalidArguments(f"There is no backend {backend!r}; choose from {', '.join(BACKENDS)}.")
+        factory: BackendFactory = partial(open_backend, choice=backend)
+    else:
+        factory = backend
+    confinement = choose(sandbox, run_as)
     if blocking is None:
         threads = trio.CapacityLimiter(_FILE_THREADS)
 
@@ -198,8 +215,10 @@ async def open_supervisor(
         settings=settings or Settings(),
         store=MemoryStore() if store is None else store,
         factory=factory,
+        containment=containment,
         policy=policy,
-        publisher=Publisher(root) if publisher is None else publisher,
+        publisher=Publisher(root, worker=run_as) if publisher is None else publisher,
+        sandbox=confinement,
         audit_file=None if audit_file is None else Path(audit_file),
         blocking=blocking,
     )

@@ -1,12 +1,13 @@
-"""What a tool says about the paths it is given: `Output` and `Input`, used as `Annotated[Path, Output()]`."""
+"""What a tool says of its paths, `Output` and `Input`, used as `Annotated[Path, Output()]`; and of its `Limits`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import attrs
 
-__all__ = ["Input", "Output"]
+__all__ = ["Input", "Limits", "Output"]
 
 
 def _default_existing(output: Output) -> Literal["replace", "refuse"]:
@@ -51,3 +52,35 @@ class Input:
     kind: Literal["file", "dir", "any"] = attrs.field(
         default="any", validator=attrs.validators.in_(("file", "dir", "any"))
     )
+
+
+def _at_least(least: int) -> Callable[[Any, Any, Any], None]:
+    def check(_: Any, attribute: Any, value: Any) -> None:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{attribute.name} must be a whole number of at least {least}, not {value!r}")
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a tool's worker process may use; each program that the tool starts may use as much again.
+
+    Reaching one fails the call: memory with `MemoryError`, files with `OSError`, processor time with SIGKILL. How many
+    processes a tool starts cannot be limited this way: the system's limit counts all processes of a user.
+
+    Args:
+        memory: Bytes of address space beyond what the worker has when the tool starts (RLIMIT_AS). A thread reserves
+            its stack, usually 8 MiB, though it uses little of it.
+        cpu: Seconds of processor time, of all threads together (RLIMIT_CPU).
+        open_files: Descriptors open at once (RLIMIT_NOFILE).
+        file_size: Bytes of the largest file it may write (RLIMIT_FSIZE).
+
+    Raises:
+        ValueError: a limit is not a whole number, or too small for any tool to run.
+    """
+
+    memory: int | None = attrs.field(default=None, validator=_at_least(1 << 20))
+    cpu: int | None = attrs.field(default=None, validator=_at_least(1))
+    open_files: int | None = attrs.field(default=None, validator=_at_least(16))
+    file_size: int | None = attrs.field(default=None, validator=_at_least(0))

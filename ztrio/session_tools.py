@@ -60,6 +60,9 @@ def _tool(function: Any, capability: Capability, title: str) -> Tool:
         env=(),
         effects="transactional",
         isolate=False,
+        init=False,
+        limits=None,
+        writes=(),
     )
 
 

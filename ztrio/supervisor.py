@@ -6,7 +6,8 @@ the calls in flight and puts a bound on everything that is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import attrs
@@ -16,13 +17,15 @@ from ztrio.admission import Admission, ToolDescription
 from ztrio.audit import AuditStatistics, may_see
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
 from ztrio.ending import never_silent
-from ztrio.errors import Outcome
+from ztrio.errors import Outcome, ToolboxError, WorkerFailed
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import KeyedLimiterStatistics
 from ztrio.policy import Policy
+from ztrio.reloading import Reloaded, reload_toolbox
 from ztrio.store import JobRow
 from ztrio.tools import Toolbox
-from ztrio.workers.backend import BackendStatistics
+from ztrio.workers.backend import BackendSettings, BackendStatistics
+from ztrio.workers.ladder import ContainmentReport
 
 __all__ = ["Supervisor", "SupervisorStatistics"]
 
@@ -59,7 +62,14 @@ class Supervisor:
         audit: Every decision, as events.
     """
 
-    def __init__(self, toolbox: Toolbox, runtime: Runtime, policy: Policy | None, lifetime: trio.CancelScope) -> None:
+    def __init__(
+        self,
+        toolbox: Toolbox,
+        runtime: Runtime,
+        policy: Policy | None,
+        lifetime: trio.CancelScope,
+        backend_settings: Callable[[Toolbox], BackendSettings],
+    ) -> None:
         self.toolbox = toolbox
         self.workspace = runtime.workspace
         self.audit = runtime.audit
@@ -71,6 +81,10 @@ class Supervisor:
         self.closed = trio.Event()
         # Everything the supervisor runs; its shield gets a deadline when closing begins.
         self._lifetime = lifetime
+        # What a backend is to load for a toolbox.
+        self._backend_settings = backend_settings
+        # One reload at a time.
+        self._reloading = trio.Lock()
 
     def describe_tools(self) -> list[ToolDescription]:
         """Every tool with its schemas, the session tools last.
@@ -182,6 +196,35 @@ class Supervisor:
             audit=self.audit.statistics(),
         )
 
+    @property
+    def containment(self) -> ContainmentReport:
+        """How workers are contained, and why so."""
+        return self._runtime.backend.report
+
+    async def reload(self) -> None:
+        """Load the toolbox anew from disk. Calls made from now on use the new code, running ones end with the old.
+
+        Tools, their schemas and everything a worker loads are new. Modules that the toolbox's own modules import are
+        new in workers, and stay as they are in this process, where reads run.
+
+        Raises:
+            ToolboxError: it cannot be loaded, naming file, line and reason; everything stays as it was.
+        """
+        async with self._reloading:
+            fresh: Reloaded = await self._runtime.blocking(reload_toolbox, self.toolbox)
+            try:
+                await self._runtime.backend.reload(self._backend_settings(fresh.toolbox))
+            except WorkerFailed as error:
+                fresh.undo()
+                reason = error.details.get("reason", error.message)
+                where = _innermost(error.details.get("output", ""))
+                raise ToolboxError(f"{where}{reason}. Nothing has changed; mend it, then reload.") from error
+            except BaseException:
+                fresh.undo()
+                raise
+            self.toolbox = fresh.toolbox
+            self._admission.replace_toolbox(fresh.toolbox)
+
     async def aclose(self, cause: str = "shutdown") -> None:
         """Stop accepting calls, stop those in flight, wait for the end. From any task, any number of times.
 
@@ -210,6 +253,14 @@ class Supervisor:
         finally:
             never_silent(self._runtime, job)
             self._admission.forget(job, settled=job.settled)
+            if job.undertaker is not None:
+                self._runtime.nursery.start_soon(self._undertake, job, job.undertaker)
+
+    async def _undertake(self, job: Job, undertaker: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await undertaker()
+        finally:
+            self._admission.settle(job)
 
     async def run_until_idle(self) -> None:
         """Wait until closing, then until the last call is settled, but not for ever. Run by whoever opened it."""
@@ -236,3 +287,9 @@ class Supervisor:
                 if not job.reads_only:
                     job.stop("audit_unavailable")
             await self.audit.wait_available()
+
+
+def _innermost(output: str) -> str:
+    """`file:line: ` of the last frame of the traceback that a worker printed, or empty."""
+    frames = re.findall(r'^  File "(?!<)([^"]+)", line (\d+)', output, re.MULTILINE)
+    return f"{frames[-1][0]}:{frames[-1][1]}: " if frames else ""

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from ztrio.errors import ToolboxError
+from ztrio.policies import Limits
 from ztrio.schema import Parameters, Schema, describe
 
 __all__ = ["DEFAULT_QUEUE_TIMEOUT", "DEFAULT_TIMEOUT", "Capability", "Tool", "ToolContext", "Toolbox"]
@@ -105,6 +106,9 @@ class Tool:
     env: tuple[str, ...]
     effects: Effects
     isolate: bool
+    init: bool
+    limits: Limits | None
+    writes: tuple[str, ...]
 
     @property
     def in_worker(self) -> bool:
@@ -168,6 +172,9 @@ class Toolbox:
         env: Sequence[str] = (),
         effects: Effects = "transactional",
         isolate: bool = False,
+        init: bool = False,
+        limits: Limits | None = None,
+        writes: Sequence[str] = (),
     ) -> Callable[[_F], _F]:
         """Register a top-level function as a tool; the function itself is returned unchanged.
 
@@ -185,6 +192,11 @@ class Toolbox:
             effects: `external` says that the tool also changes things ztrio cannot roll back (it sends a mail):
                 killed, such a call ends as `Unresolved`, not as rolled back.
             isolate: Run a read in a worker process, so that it can be killed.
+            init: Where the worker would be PID 1 of a namespace, put a real one above it, which reaps zombies and
+                leaves signals their usual effect: for programs that start many others and wait for none.
+            limits: What the worker process may use.
+            writes: Directories, absolute or relative to the workspace, that the tool may write beside its outputs and
+                its temporary directory: a cache, say. What it writes there is not rolled back.
 
         Raises:
             ToolboxError: the function cannot be a tool, naming file, line and reason.
@@ -207,6 +219,9 @@ class Toolbox:
                         env=_names(env),
                         effects=_effects(effects),
                         isolate=isolate,
+                        init=init,
+                        limits=_limits(limits),
+                        writes=_paths(writes),
                     )
                 )
             except ToolboxError as error:
@@ -229,6 +244,10 @@ class Toolbox:
                 raise ToolboxError("a read tool cannot have Output parameters; declare capability='write'")
             if tool.effects == "external":
                 raise ToolboxError("a read tool cannot have external effects; declare capability='write'")
+            if tool.writes:
+                raise ToolboxError("a read tool writes nothing; declare capability='write'")
+            if tool.limits is not None and not tool.isolate:
+                raise ToolboxError("limits hold for a worker process; declare isolate=True")
         self._tools[tool.name] = tool
 
 
@@ -283,6 +302,22 @@ def _names(env: Sequence[str]) -> tuple[str, ...]:
     ):
         raise ToolboxError(f"env must be a list of variable names, not {env!r}")
     return tuple(env)
+
+
+def _limits(limits: Limits | None) -> Limits | None:
+    if limits is not None and not isinstance(limits, Limits):
+        raise ToolboxError(f"limits must be ztrio.Limits(...), not {limits!r}")
+    return limits
+
+
+def _paths(writes: Sequence[str]) -> tuple[str, ...]:
+    if (
+        not isinstance(writes, Sequence)
+        or isinstance(writes, str)
+        or not all(isinstance(path, str) and path and "\0" not in path for path in writes)
+    ):
+        raise ToolboxError(f"writes must be a list of directories, not {writes!r}")
+    return tuple(writes)
 
 
 def _where(function: Callable[..., Any]) -> str:

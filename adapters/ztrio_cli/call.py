@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterable, Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -24,6 +24,7 @@ from rich.table import Table
 import ztrio
 from ztrio.audit import Subscription
 from ztrio.errors import InvalidArguments, Outcome, ZtrioError
+from ztrio.workers.ladder import Containment
 from ztrio_cli.arguments import parse_arguments, parse_object
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, console, note, report, write_json
 from ztrio_cli.toolbox import load
@@ -55,6 +56,9 @@ class Options:
     session: str = "default"
     timeout: float | None = None
     workspace: Path = Path()
+    backend: Literal["auto", "zygote", "spawn"] = "auto"
+    containment: Containment = "auto"
+    sandbox: Literal["auto", "require", "off"] = "auto"
     as_json: bool = False
 
 
@@ -110,7 +114,13 @@ async def _call(
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with (
             ztrio.open_supervisor(
-                toolbox, workspace=workspace, settings=ONE_CALL, audit_file=audit_file(workspace)
+                toolbox,
+                workspace=workspace,
+                settings=ONE_CALL,
+                backend=options.backend,
+                containment=options.containment,
+                sandbox=options.sandbox,
+                audit_file=audit_file(workspace),
             ) as supervisor,
             supervisor.audit.subscribe(capacity=ENOUGH_EVENTS) as events,
             trio.open_nursery() as nursery,

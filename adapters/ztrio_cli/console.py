@@ -75,11 +75,11 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A rich console. Highlighting and markup are off: what is shown is often the user's own data."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,8 @@ from rich.text import Text
 import ztrio
 from ztrio.errors import ZtrioError
 from ztrio.publication.exchange import FileOps
+from ztrio.workers.ladder import ContainmentReport, RungTrial, complete
+from ztrio.workers.landlock import why_unavailable
 from ztrio_cli import probe
 from ztrio_cli.console import FAILED, OK, console, one_line, write_json, write_line
 from ztrio_cli.toolbox import load
@@ -35,6 +37,7 @@ PLATFORMS = {"linux": "Linux", "darwin": "macOS"}
 OLDEST_PYTHON = (3, 11)
 SLOW_START = 2.0  # seconds; a worker that takes longer makes every call after a burst wait
 BOUND = 20.0  # seconds for everything that is tried with workers
+NO_RUNG = "A tool that makes a daemon leaves it behind. Allow user namespaces, or delegate a cgroup to this user."
 PARTIAL = (
     "Containment is 'partial': a worker and everything in its process group is killed and proven dead, but a program "
     "that makes its own session (a daemon) escapes. Commits say so in their proof."
@@ -85,9 +88,11 @@ def _checks(tools: str | None, workspace: Path) -> Iterator[Check]:
     yield writable
     if writable.status == "ok":
         yield check_exchange(workspace, FileOps())
+    yield check_sandbox(why_unavailable())
+    yield check_ladder()
     yield from check_workers()
     if tools is not None:
-        yield check_toolbox(tools)
+        yield from check_toolbox(tools)
 
 
 def check_python() -> Check:
@@ -160,6 +165,40 @@ def _no_exchange(workspace: Path, why: str) -> Check:
     return Check("exchange", "fail", f"Exchanging names in {workspace} does not work: {why}.", advice)
 
 
+def check_sandbox(reason: str | None) -> Check:
+    """Whether tools can be kept from writing elsewhere.
+
+    Args:
+        reason: Why not, as the trial found it; None if they can.
+    """
+    if reason is None:
+        return Check("sandbox", "ok", "Tools can write their outputs, temporary files and what they declare only.")
+    finding = f"Tools can write wherever this user can: Landlock does not work, because {reason}."
+    return Check("sandbox", "warn", finding, "Serve tools that you trust, or use a system with Landlock.")
+
+
+def check_ladder() -> Check:
+    """Which rungs of the containment ladder this machine offers."""
+    if sys.platform != "linux":
+        return judge_ladder((RungTrial("group", works=True),))
+    from ztrio.workers.zygote import survey
+
+    try:
+        return judge_ladder(trio.run(survey))
+    except OSError as error:
+        return Check("ladder", "fail", f"No way to contain workers could be tried: {error}.", "Please report this.")
+
+
+def judge_ladder(trials: Sequence[RungTrial]) -> Check:
+    """Judge what came of trying each rung."""
+    said = "; ".join(f"{trial.name}: {'works' if trial.works else f'no ({trial.reason})'}" for trial in trials)
+    facts = {trial.name: trial.reason or True for trial in trials}
+    finding = f"Ways to contain a worker with all it starts, the strongest first: {one_line(said)}."
+    if any(trial.works and complete(trial.name) for trial in trials):
+        return Check("ladder", "ok", finding, facts=facts)
+    return Check("ladder", "warn", finding, NO_RUNG, facts)
+
+
 def check_workers() -> list[Check]:
     """Start a worker, let it start a child, kill both, and look from outside whether they are gone."""
     with tempfile.TemporaryDirectory(prefix="ztrio-doctor-") as folder:
@@ -180,12 +219,13 @@ async def _try_workers(workspace: Path) -> list[Check]:
         ):
             await supervisor.call("nothing")
             started = trio.current_time() - began
+            chosen = supervisor.containment
             child = await _hold_and_cancel(supervisor)
             ended = [await events.receive()]
             while ended[-1].event != "rollback":
                 ended.append(await events.receive())
     proof = next((event.proof for event in ended if event.event == "worker_terminated"), None)
-    return [_start_check(started), check_containment(proof, child, _is_alive)]
+    return [_start_check(started, chosen), check_containment(proof, child, _is_alive)]
 
 
 async def _hold_and_cancel(supervisor: ztrio.Supervisor) -> int:
@@ -204,12 +244,18 @@ async def _hold_and_cancel(supervisor: ztrio.Supervisor) -> int:
     return children[0]
 
 
-def _start_check(seconds: float) -> Check:
-    facts = {"seconds": round(seconds, 4)}
-    finding = f"A worker starts and finishes a first call in {seconds:.2f} s."
+def _start_check(seconds: float, chosen: ContainmentReport) -> Check:
+    facts = {"seconds": round(seconds, 4), "chosen": attrs.asdict(chosen)}
+    finding = f"The first call is finished in {seconds:.2f} s ({_chosen(chosen)})."
     if seconds > SLOW_START:
         return Check("workers", "warn", finding, "That is slow; look at what the machine is busy with.", facts)
-    return Check("workers", "ok", f"{finding} A few are kept ready.", facts=facts)
+    return Check("workers", "ok", f"{finding} A few workers are kept ready.", facts=facts)
+
+
+def _chosen(chosen: ContainmentReport) -> str:
+    """Backend and rung, with the reasons against those before them."""
+    against = [f"not {trial.name}: {trial.reason}" for trial in (*chosen.backends, *chosen.rungs) if not trial.works]
+    return one_line("; ".join((f"{chosen.backend}, {chosen.rung}", *against)))
 
 
 def check_containment(proof: dict[str, Any] | None, child: int, is_alive: Callable[[int], bool]) -> Check:
@@ -240,14 +286,36 @@ def _is_alive(pid: int) -> bool:
     return pid in processes()
 
 
-def check_toolbox(source: str) -> Check:
-    """Whether the toolbox loads and each of its tools has a schema."""
+def check_toolbox(source: str) -> list[Check]:
+    """Whether the toolbox loads, each of its tools has a schema, and how its workers are made."""
     try:
         toolbox = load(source)
         tools = {tool.name: str(tool.capability) for tool in toolbox if tool.schema.input_schema}
     except ZtrioError as error:
-        return Check("toolbox", "fail", one_line(error.message), "Mend the named line.", {"code": error.code})
+        return [Check("toolbox", "fail", one_line(error.message), "Mend the named line.", {"code": error.code})]
     if not tools:
-        return Check("toolbox", "warn", f"{source} has no tools.", "Register some with @toolbox.tool(...).")
+        return [Check("toolbox", "warn", f"{source} has no tools.", "Register some with @toolbox.tool(...).")]
     listed = ", ".join(f"{name} ({capability})" for name, capability in tools.items())
-    return Check("toolbox", "ok", f"{toolbox.name}: {listed}.", facts={"tools": tools})
+    return [Check("toolbox", "ok", f"{toolbox.name}: {listed}.", facts={"tools": tools}), check_loading(toolbox)]
+
+
+def check_loading(toolbox: ztrio.Toolbox) -> Check:
+    """Which backend can serve the toolbox."""
+
+    async def opened(workspace: Path) -> ContainmentReport:
+        with trio.fail_after(BOUND):
+            async with ztrio.open_supervisor(toolbox, workspace=workspace) as supervisor:
+                return supervisor.containment
+
+    with tempfile.TemporaryDirectory(prefix="ztrio-doctor-") as folder:
+        try:
+            chosen = trio.run(opened, Path(folder).resolve())
+        except (ZtrioError, trio.TooSlowError) as error:
+            reason = str(error) or f"nothing happened for {BOUND:g} seconds"
+            return Check("loading", "fail", f"Workers cannot load the toolbox: {one_line(reason)}", "Mend the cause.")
+    finding = f"Its workers are made by {_chosen(chosen)}."
+    facts = {"chosen": attrs.asdict(chosen)}
+    if all(trial.works for trial in chosen.backends):
+        return Check("loading", "ok", finding, facts=facts)
+    advice = "Each call will take longer to start. Start threads in the tools and not while their modules are imported."
+    return Check("loading", "warn", finding, advice, facts)

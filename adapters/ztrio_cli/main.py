@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from ztrio_cli.bench import bench
 from ztrio_cli.console import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, Complaint, discard_stdout, report
 
 __all__ = ["app", "main"]
@@ -31,6 +32,31 @@ Workspace = Annotated[
     Path,
     typer.Option(
         "--workspace", "-w", metavar="DIR", help="Folder that outputs and inputs are relative to and may not leave."
+    ),
+]
+SandboxMode = Annotated[
+    Literal["auto", "require", "off"],
+    typer.Option(
+        "--sandbox",
+        metavar="MODE",
+        help="Keep tools from writing elsewhere: auto (where the system can), require (or refuse) or off.",
+    ),
+]
+BackendName = Annotated[
+    Literal["auto", "zygote", "spawn"],
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="How workers are made: zygote (forked, Linux), spawn (each anew), or auto (the first that works).",
+    ),
+]
+ContainmentName = Annotated[
+    Literal["auto", "require", "pidns", "cgroup", "job-init", "group"],
+    typer.Option(
+        "--containment",
+        metavar="RUNG",
+        help="What a worker cannot escape: auto (the best that works), require (one that nothing escapes, or refuse), "
+        "pidns, cgroup, job-init or group. See `ztrio doctor`.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
@@ -64,6 +90,7 @@ def ztrio(
       ztrio serve my_tools.py --workspace .            serve your tools over MCP (stdio)
       ztrio call my_tools.py export design=x out_dir=out
       ztrio audit --last 20                            what happened to the calls in this workspace
+      ztrio bench cancel --load 64                     what it costs on this machine
 
     \b
     Exit status of every command:
@@ -79,6 +106,15 @@ def serve(
         str, typer.Option("--allow", metavar="LIST", help="Capabilities that may be used, separated by commas.")
     ] = "read,write,destructive",
     workers: Annotated[int, typer.Option("--workers", min=1, metavar="N", help="Most worker processes at once.")] = 64,
+    backend: BackendName = "auto",
+    containment: ContainmentName = "auto",
+    sandbox: SandboxMode = "auto",
+    run_as: Annotated[
+        str | None,
+        typer.Option(
+            "--run-as", metavar="UID:GID", help="User that tools run as, when root serves.", show_default=False
+        ),
+    ] = None,
     log_level: Annotated[
         str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error; the log is on stderr.")
     ] = "info",
@@ -97,7 +133,18 @@ def serve(
     """
     from ztrio_cli.serve import run
 
-    return run(tools, workspace=workspace, allow=allow, workers=workers, log_level=log_level, as_json=as_json)
+    return run(
+        tools,
+        workspace=workspace,
+        allow=allow,
+        workers=workers,
+        backend=backend,
+        containment=containment,
+        sandbox=sandbox,
+        run_as=run_as,
+        log_level=log_level,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -118,6 +165,9 @@ def call(
         float | None, typer.Option("--timeout", metavar="SECONDS", help="Time the tool may run; its own if not given.")
     ] = None,
     workspace: Workspace = HERE,
+    backend: BackendName = "auto",
+    containment: ContainmentName = "auto",
+    sandbox: SandboxMode = "auto",
     as_json: Json = False,
 ) -> int:
     """Call one tool and show what became of it.
@@ -144,6 +194,9 @@ def call(
             session=session,
             timeout=timeout,
             workspace=workspace,
+            backend=backend,
+            containment=containment,
+            sandbox=sandbox,
             as_json=as_json,
         )
     )
@@ -221,6 +274,9 @@ def demo(
     return run(keep=keep, as_json=as_json)
 
 
+app.command()(bench)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `ztrio` command.
 
@@ -245,8 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    # What `serve` prints to stdout is taken for a frame, even an error in JSON.
-    as_json = "--json" in words and words[0] != "serve"
+    # What `serve` prints to stdout is taken for a frame, even an error in JSON; `bench` takes a file with --json.
+    as_json = "--json" in words and words[0] not in {"serve", "bench"}
     try:
         status = app(args=words, prog_name="ztrio", standalone_mode=False)
     except Complaint as complaint:

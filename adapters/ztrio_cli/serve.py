@@ -25,7 +25,19 @@ __all__ = ["configure_logging", "run"]
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def run(tools: str, *, workspace: Path, allow: str, workers: int, log_level: str, as_json: bool) -> int:
+def run(
+    tools: str,
+    *,
+    workspace: Path,
+    allow: str,
+    workers: int,
+    backend: str,
+    containment: str,
+    sandbox: str,
+    run_as: str | None,
+    log_level: str,
+    as_json: bool,
+) -> int:
     """Serve until the client is gone or a signal comes; the exit status.
 
     Returns:
@@ -34,11 +46,22 @@ def run(tools: str, *, workspace: Path, allow: str, workers: int, log_level: str
     try:
         folder = checked_workspace(workspace)
         policy = _policy(allow)
+        user = None if run_as is None else _user(run_as)
         configure_logging(log_level, as_json=as_json)
         log = structlog.get_logger("ztrio")
         log.info("serving", tools=tools, workspace=str(folder), allow=allow, audit=str(audit_file(folder)))
         settings = ztrio.Settings(workers=workers)
-        status = run_stdio(tools, workspace=folder, policy=policy, settings=settings, audit_file=audit_file(folder))
+        status = run_stdio(
+            tools,
+            workspace=folder,
+            policy=policy,
+            settings=settings,
+            backend=backend,
+            containment=containment,
+            sandbox=sandbox,
+            run_as=user,
+            audit_file=audit_file(folder),
+        )
     except (ZtrioError, Complaint) as error:
         # Not on stdout, whatever the format: the client would take it for a frame.
         note(json.dumps({"error": error.as_dict()}) if as_json else f"error: {error.code}: {one_line(error.message)}")
@@ -55,6 +78,13 @@ def _policy(allowed: str) -> ztrio.Policy:
         return ztrio.allow(*names)
     except ztrio.InvalidArguments as error:
         raise Complaint("USAGE", f"--allow: {error.message}", status=USAGE) from None
+
+
+def _user(words: str) -> tuple[int, int]:
+    uid, _, gid = words.partition(":")
+    if not (uid.isdecimal() and gid.isdecimal()):
+        raise Complaint("USAGE", f"--run-as {words}: give user and group id, such as 1000:1000.", status=USAGE)
+    return int(uid), int(gid)
 
 
 def configure_logging(level: str, *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import ztrio
+from ztrio.testing import host_pid
 
 toolbox = ztrio.Toolbox("cli-tests")
 empty = ztrio.Toolbox("empty")
@@ -50,7 +51,7 @@ def hang(ctx: ztrio.ToolContext, target: Annotated[Path, ztrio.Output()]) -> Non
     """Write half a file, start a child process, say its pid, and wait for it."""
     target.write_text("half")
     with subprocess.Popen(["sleep", "120"]) as child:
-        ctx.progress(1, message=f"child {child.pid}")
+        ctx.progress(1, message=f"child {host_pid(child.pid)}")
 
 
 @toolbox.tool(capability="destructive")

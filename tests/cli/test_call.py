@@ -15,6 +15,7 @@ import pytest
 
 import ztrio
 from tests.cli.conftest import Command, Started
+from ztrio.workers.landlock import why_unavailable
 from ztrio_cli.call import Interrupted, _Reporter, _show_interrupted
 from ztrio_cli.demo.observe import processes
 
@@ -224,3 +225,16 @@ def test_a_report_without_total_or_message(monkeypatch: pytest.MonkeyPatch, caps
         report(3.0, None, None)
         report(4.0, 8.0, "more")
     assert "more" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason="no Landlock here")
+def test_the_sandbox_is_chosen(cli: Command, workspace: Path, tmp_path: Path) -> None:
+    """A tool that writes elsewhere is denied, and the path named; with `--sandbox off` it may."""
+    tools, place = Path(__file__).parents[1] / "workers" / "tools_for_sandbox.py", tmp_path / "elsewhere"
+    words = ("call", tools, "write_to", f"path={place}", "-w", workspace, "--json")
+    denied = cli(*words, "--sandbox", "require")
+    error = json.loads(denied.out)["error"]
+    assert (1, "TOOL_ERROR", str(place), False) == (denied.status, error["code"], error["path"], place.exists())
+    assert (0, True) == (cli(*words, "--sandbox", "off").status, place.exists())
+    wrong = cli(*words, "--sandbox", "perhaps")
+    assert (2, "USAGE") == (wrong.status, json.loads(wrong.out)["error"]["code"])

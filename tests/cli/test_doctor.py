@@ -15,21 +15,31 @@ import trio
 import ztrio
 from tests.cli.conftest import Command
 from ztrio.publication.exchange import FileOps
+from ztrio.workers.ladder import ContainmentReport, RungTrial
 from ztrio_cli import doctor
 from ztrio_cli.demo.observe import processes
 
+REFUSED = RungTrial("zygote", works=False, reason="loading x starts a thread")
 PROOF = {"pid": 10, "rung": "group", "containment": "partial", "killed_at": 1.0, "proven_at": 1.002}
 
 
 def test_everything_that_is_needed_works_here(cli: Command, tools: Path, workspace: Path) -> None:
-    """On a supported machine each check is ok, but for containment, which says that it is partial."""
+    """On a supported machine each check is ok, and the ladder is shown with what was chosen from it."""
     ran = cli("doctor", tools, "-w", workspace, "--json")
     report = json.loads(ran.out)
     found = {check["name"]: check["status"] for check in report["checks"]}
-    expected = dict.fromkeys(["python", "platform", "packages", "workspace", "exchange", "workers", "toolbox"], "ok")
-    assert (ran.status, report["ok"], found) == (0, True, {**expected, "containment": "warn"})
+    expected = dict.fromkeys(
+        ["python", "platform", "packages", "workspace", "exchange", "sandbox", "ladder", "workers"], "ok"
+    )
+    expected |= dict.fromkeys(["containment", "toolbox", "loading"], "ok")
+    assert (ran.status, report["ok"], found) == (0, True, expected)
     facts = {check["name"]: check["facts"] for check in report["checks"]}
     assert facts["containment"]["proof"]["pid"] not in processes()
+    assert (
+        facts["workers"]["chosen"]["rung"]
+        == facts["loading"]["chosen"]["rung"]
+        == facts["containment"]["proof"]["rung"]
+    )
     assert facts["toolbox"]["tools"]["forget"] == "destructive"
     assert list(workspace.iterdir()) == []
 
@@ -127,11 +137,49 @@ def test_no_worker(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str)
 
 def test_a_slow_start_is_a_warning() -> None:
     """Workers that take long to start work, with a warning."""
-    assert (doctor._start_check(0.2).status, doctor._start_check(5.0).status) == ("ok", "warn")
+    chosen = ContainmentReport(backend="spawn", rung="group", complete=False, backends=(REFUSED,))
+    assert (doctor._start_check(0.2, chosen).status, doctor._start_check(5.0, chosen).status) == ("ok", "warn")
+    assert "spawn, group; not zygote: loading x starts a thread" in doctor._start_check(0.2, chosen).finding
+
+
+@pytest.mark.parametrize(
+    ("trials", "status"),
+    [
+        ([RungTrial("pidns", works=False, reason="no namespaces"), RungTrial("job-init", works=True)], "ok"),
+        ([RungTrial("pidns", works=False, reason="no namespaces"), RungTrial("group", works=True)], "warn"),
+    ],
+)
+def test_the_ladder_is_judged(trials: list[RungTrial], status: str) -> None:
+    """A machine without a complete rung gets a warning; what does not work is named with its reason."""
+    check = doctor.judge_ladder(trials)
+    assert (check.status, "pidns: no (no namespaces)" in check.finding) == (status, True)
+
+
+def test_a_toolbox_that_starts_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toolbox that cannot be forked works all the same, with a warning that names the module."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "threads_at_once.py").write_text(
+        "import threading, time, ztrio\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "toolbox = ztrio.Toolbox('t')\n"
+        "@toolbox.tool(capability='write')\n"
+        "def nothing() -> None: ...\n"
+    )
+    checks = doctor.check_toolbox(str(tmp_path / "threads_at_once.py"))
+    assert [check.status for check in checks] == ["ok", "warn"]
+    assert "loading threads_at_once starts a thread" in checks[1].finding
 
 
 def test_toolboxes(tools: Path, workspace: Path) -> None:
     """A toolbox that cannot be loaded is a failure, one without tools a warning."""
-    assert doctor.check_toolbox(f"{tools}:empty").status == "warn"
-    check = doctor.check_toolbox(str(workspace / "none.py"))
+    (check,) = doctor.check_toolbox(f"{tools}:empty")
+    assert check.status == "warn"
+    (check,) = doctor.check_toolbox(str(workspace / "none.py"))
     assert (check.status, check.facts) == ("fail", {"code": "TOOLBOX_INVALID"})
+
+
+def test_sandbox() -> None:
+    """Where tools can write anywhere, the doctor warns and says why."""
+    check = doctor.check_sandbox("the kernel is old")
+    assert (check.status, "because the kernel is old" in check.finding, bool(check.advice)) == ("warn", True, True)
+    assert doctor.check_sandbox(None).status == "ok"

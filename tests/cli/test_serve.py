@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +125,26 @@ def test_there_is_no_such_level() -> None:
     """A level that does not exist is named with those that do."""
     with pytest.raises(Complaint, match="debug, info, warning, error"):
         configure_logging("loud", as_json=True)
+
+
+@pytest.mark.parametrize("words", ["nobody", "1000", "1000:", "-1:5"])
+def test_the_user_is_two_numbers(cli: Command, tools: Path, workspace: Path, words: str) -> None:
+    """`--run-as` takes user and group id; anything else is a usage error before anything is served."""
+    ran = cli("serve", tools, "-w", workspace, f"--run-as={words}")
+    assert (2, "") == (ran.status, ran.out)
+    assert "1000:1000" in ran.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can serve as somebody else")
+def test_serving_as_somebody_else(started: Started, tools: Path) -> None:
+    """With `--run-as` what a tool makes belongs to that user."""
+    with tempfile.TemporaryDirectory(prefix="ztrio-test-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        shutil.copy(tools, folder)
+        words = ("serve", Path(folder) / tools.name, "-w", folder, "--run-as", "65534:65534", "--sandbox", "auto")
+        with started(*words, stdin=subprocess.PIPE) as process:
+            call = frame("tools/call", 1, name="write", arguments={"target": "a.txt", "text": "x"})
+            answers = converse(process, call)
+            process.communicate(timeout=30)
+        assert answers[1]["result"]["_meta"]["ztrio/outcome"] == "committed"
+        assert (Path(folder) / "a.txt").stat().st_uid == 65534

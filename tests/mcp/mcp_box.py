@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import trio
 
 import ztrio
+from ztrio.testing import host_pid
 
 print("printed at import")
 
@@ -68,7 +69,7 @@ def heavy(ctx: ztrio.ToolContext, out: Annotated[Path, ztrio.Output()]) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"]
     )
-    ctx.progress(1, message=f"{os.getpid()} {child.pid}")
+    ctx.progress(1, message=f"{host_pid()} {host_pid(child.pid)}")
     time.sleep(300)
 
 
@@ -99,7 +100,7 @@ def huge() -> int:
 @toolbox.tool(capability="write", grace=20)
 async def graceful(ctx: ztrio.ToolContext) -> None:
     """Report the pid, and when asked to end, take long over it."""
-    ctx.progress(1, message=str(os.getpid()))
+    ctx.progress(1, message=str(host_pid()))
     try:
         await trio.sleep(300)
     finally:

@@ -18,6 +18,9 @@ from tests.supervisor.tools_for_calls import toolbox
 from ztrio import Outcome
 from ztrio.testing.leaks import processes
 
+# The tools here leave marks outside their staging, for the test to see.
+unconfined = partial(ztrio.open_supervisor, toolbox, sandbox="off")
+
 BOUND = 10.0  # seconds, generously; the bounds of the product are checked on a virtual clock
 
 
@@ -47,7 +50,7 @@ async def test_no_late_mutation(tmp_path: Path, end: str) -> None:
     workspace.mkdir()
     (workspace / "out").write_text("old")
     before = (workspace / "out").stat()
-    async with ztrio.open_supervisor(toolbox, workspace=workspace) as supervisor:
+    async with unconfined(workspace=workspace) as supervisor:
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -91,7 +94,7 @@ async def test_slot_is_free_after_a_cancellation(tmp_path: Path, tool: str) -> N
     """A loop or a system call that cannot be interrupted: the only slot is free soon after the cancellation."""
     marks = tmp_path / "marks"
     settings = ztrio.Settings(workers=1)
-    async with ztrio.open_supervisor(toolbox, workspace=tmp_path, settings=settings) as supervisor:
+    async with unconfined(workspace=tmp_path, settings=settings) as supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.call, tool, {"marks": str(marks)})
             await until(marks.exists)
@@ -108,7 +111,7 @@ async def test_descendants_die_on_success_too(tmp_path: Path) -> None:
     """A tool that succeeds and leaves a child: the child is dead before anything is published."""
     marks = tmp_path / "marks"
     seen: list[bool] = []
-    async with ztrio.open_supervisor(toolbox, workspace=tmp_path) as supervisor:
+    async with unconfined(workspace=tmp_path) as supervisor:
         supervisor.audit.add_reducer(
             lambda event: seen.append(alive(pids(marks)[0])) if event.event == "commit" else None
         )
@@ -116,7 +119,7 @@ async def test_descendants_die_on_success_too(tmp_path: Path) -> None:
         assert ("done", [False]) == (result.value, seen)
         assert "done" == (tmp_path / "out").read_text()
         (commit,) = [event for event in await supervisor.events() if event["event"] == "commit"]
-        assert (True, "group") == (commit["termination_confirmed"], commit["proof"]["rung"])
+        assert (True, supervisor.containment.rung) == (commit["termination_confirmed"], commit["proof"]["rung"])
 
 
 async def test_results_of_real_workers(tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ async def test_event_loop_goes_on_while_tools_burn(tmp_path: Path) -> None:
         control = await stall(1.0)
         nursery.cancel_scope.cancel()
 
-    async with ztrio.open_supervisor(toolbox, workspace=tmp_path) as supervisor, trio.open_nursery() as nursery:
+    async with unconfined(workspace=tmp_path) as supervisor, trio.open_nursery() as nursery:
         marks = [tmp_path / f"marks-{number}" for number in range(count)]
         for mark in marks:
             nursery.start_soon(partial(supervisor.call, "burn", {"marks": str(mark)}, session=mark.name))

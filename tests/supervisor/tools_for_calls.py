@@ -12,6 +12,7 @@ import trio
 
 import ztrio
 from ztrio import Output, ToolContext
+from ztrio.testing import host_pid
 
 toolbox = ztrio.Toolbox("calls")
 
@@ -114,7 +115,7 @@ def stubborn(out: File, marks: str) -> None:
     out.write_text("late")
     late = "import signal,sys,time;signal.signal(15,signal.SIG_IGN);time.sleep(1.5);open(sys.argv[1],'w').write('late')"
     child = subprocess.Popen([sys.executable, "-c", late, str(out)])
-    Path(marks).write_text(f"{os.getpid()} {child.pid}")
+    Path(marks).write_text(f"{host_pid()} {host_pid(child.pid)}")
     while True:
         pass
 
@@ -123,7 +124,7 @@ def stubborn(out: File, marks: str) -> None:
 def leave_child(out: File, marks: str) -> str:
     """Succeed and leave a child running."""
     child = subprocess.Popen(["sleep", "300"])
-    Path(marks).write_text(str(child.pid))
+    Path(marks).write_text(str(host_pid(child.pid)))
     out.write_text("done")
     return "done"
 
@@ -150,3 +151,10 @@ def deaf(ctx: ToolContext) -> None:
     ctx.progress(1)
     while True:
         time.sleep(60)
+
+
+@toolbox.tool(capability="write", timeout=60.0)
+def linger(ctx: ToolContext) -> None:
+    """Say that it runs, and go on for as long as it is let."""
+    ctx.progress(1)
+    time.sleep(60)

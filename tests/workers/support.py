@@ -1,6 +1,7 @@
 """What the worker tests share: settings, requests, and a look at who is alive."""
 
 import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import trio
 
 from ztrio.plain import encode
 from ztrio.testing.leaks import processes
-from ztrio.workers.backend import BackendSettings
-from ztrio.workers.process import WorkerProcess
+from ztrio.workers.backend import BackendSettings, Worker
 from ztrio.workers.wire import Request
+from ztrio.workers.zygote import ZygoteBackend
 
 TOOLS = ("tools_for_workers", str(Path(__file__).with_name("tools_for_workers.py")))
 BOUND = 5.0
@@ -58,7 +59,7 @@ class Reports(list[tuple[float, float | None, str | None]]):
             self.on_first()
 
 
-async def begin(worker: WorkerProcess, sent: Request) -> Reports:
+async def begin(worker: Worker, sent: Request) -> Reports:
     """Send a request to a tool that does not end, and wait for its first progress."""
     reports = Reports()
     await worker.send_request(sent)
@@ -82,3 +83,16 @@ def is_alive(pid: int) -> bool:
 def child_pids() -> set[int]:
     """Our children, zombies too."""
     return {info.pid for info in processes().values() if info.parent == os.getpid()}
+
+
+def fork_server(backend: ZygoteBackend) -> int:
+    """Process id of the fork server in use: the launcher's child that is not the keeper, which does nothing."""
+    assert backend._link is not None
+    below = sorted(info.pid for info in processes().values() if info.parent == backend._link.pid)
+    return below[-1]
+
+
+def tools(path: Path, text: str) -> dict[str, Any]:
+    """Settings for a tools file with this text."""
+    path.write_text(textwrap.dedent(text))
+    return {"modules": ((path.stem, str(path)),)}

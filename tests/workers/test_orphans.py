@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers.support import group, is_alive
+from tests.workers.walk_of_rungs import named
 from ztrio.testing.leaks import LeakProbe
 
 SUPERVISOR = """
@@ -62,10 +64,10 @@ def gone_after(condition: Callable[[], bool], bound: float = 10.0) -> float:
     return time.monotonic() - start
 
 
-def supervisor(script: str, place: Path) -> tuple["subprocess.Popen[str]", list[int]]:
+def supervisor(script: str, place: Path, *words: str) -> tuple["subprocess.Popen[str]", list[int]]:
     """A supervisor in a process of its own, and the pids it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(place)], stdout=subprocess.PIPE, text=True, cwd=ROOT, process_group=0
+        [sys.executable, "-c", script, str(place), *words], stdout=subprocess.PIPE, text=True, cwd=ROOT, process_group=0
     )
     assert process.stdout is not None
     with process.stdout:
@@ -116,3 +118,59 @@ def test_a_supervisor_that_is_gone_before_the_worker_begins(tmp_path: Path, scri
         )
     os.close(read)
     assert done.returncode == status
+
+
+FORKING = """
+import sys, trio
+from pathlib import Path
+from tests.workers.support import fork_server
+from tests.workers.walk_of_rungs import begin, request, settings
+from ztrio.workers.zygote import open_zygote_backend
+
+async def main():
+    place, rung, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    async with open_zygote_backend(settings(place, rung, prewarmed=2)) as backend:
+        workers = [await backend.acquire() for _ in range(3)]
+        await begin(workers[0], request(place, "setsid", name=name))
+        await begin(workers[1], request(place, "deaf", name=name))
+        print(backend._link.pid, fork_server(backend), flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.case("R11")
+@pytest.mark.skipif(sys.platform != "linux", reason="the zygote backend is for Linux")
+@pytest.mark.parametrize("victim", ["supervisor", "launcher", "fork server"])
+@pytest.mark.parametrize("rung", ["pidns", "job-init"])
+def test_everything_ends_with_its_supervisor(
+    tmp_path: Path, nothing_left_behind: LeakProbe, rung: str, victim: str
+) -> None:
+    """SIGKILL of supervisor, launcher or fork server takes every worker along, and every daemon of a tool."""
+    name = f"zo{os.urandom(5).hex()}"
+    process, (launcher, server) = supervisor(FORKING, tmp_path, rung, name)
+    try:
+        assert len(named(name)) == 4
+        os.kill({"supervisor": process.pid, "launcher": launcher, "fork server": server}[victim], signal.SIGKILL)
+        elapsed = gone_after(lambda: not named(name))
+        assert elapsed < 5  # milliseconds on an idle machine
+    finally:
+        process.kill()
+        process.wait()
+    gone_after(lambda: not is_alive(launcher) and not is_alive(server))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the zygote backend is for Linux")
+@pytest.mark.parametrize("delay", [0.02, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5])
+def test_a_supervisor_that_is_killed_while_it_opens(
+    tmp_path: Path, nothing_left_behind: LeakProbe, delay: float
+) -> None:
+    """Whatever launcher and fork server are doing, they end with the supervisor; the probe of all tests looks."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(tmp_path), "pidns", "zopen"], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    time.sleep(delay)  # a moment like any other
+    process.kill()
+    process.wait()
+    gone_after(lambda: not named("zopen"))

@@ -17,6 +17,7 @@ import trio
 
 import ztrio
 from ztrio import ToolContext
+from ztrio.testing import host_pid
 from ztrio.workers import wire
 
 toolbox = ztrio.Toolbox("workers")
@@ -242,13 +243,13 @@ async def swallow_cancellation(ctx: ToolContext) -> str:
 def pipeline(ctx: ToolContext) -> None:
     """Run a shell pipeline."""
     with subprocess.Popen(["sh", "-c", "sleep 300 | cat"]) as shell:
-        ctx.progress(shell.pid)
+        ctx.progress(host_pid(shell.pid))
         shell.wait()
 
 
 def leave_children(ctx: ToolContext, count: int) -> list[int]:
     """Return while children still run."""
-    return [subprocess.Popen(["sleep", "300"]).pid for _ in range(count)]
+    return [host_pid(subprocess.Popen(["sleep", "300"]).pid) for _ in range(count)]
 
 
 def leave_stubborn_child(ctx: ToolContext) -> None:
@@ -256,7 +257,7 @@ def leave_stubborn_child(ctx: ToolContext) -> None:
     child = subprocess.Popen([sys.executable, "-c", IGNORE_TERM], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.read(1)
-    ctx.progress(child.pid)
+    ctx.progress(host_pid(child.pid))
     time.sleep(999)
 
 

@@ -25,6 +25,7 @@ import attrs
 from ztrio.errors import OutputConflict, OutputRejected
 from ztrio.publication.exchange import FileOps, Identity, Stat
 from ztrio.publication.inspect import Fingerprint, OutputLimits, fingerprint
+from ztrio.publication.ownership import Owners
 from ztrio.publication.targets import Target, open_parent
 
 __all__ = ["Publication", "Slot"]
@@ -45,6 +46,7 @@ class Slot:
         parent_identity: Which directory held the target at prepare.
         before: The target at prepare, None if there was none.
         before_mode: Its mode then.
+        owners: To whom what was copied in belongs.
     """
 
     target: Target
@@ -55,6 +57,7 @@ class Slot:
     parent_identity: Identity
     before: Fingerprint | None
     before_mode: int | None
+    owners: Owners = attrs.field(factory=dict)
 
     # What inspection found in the slot; None before it, and for an optional output that was not made.
     staged: Fingerprint | None = None

@@ -23,6 +23,7 @@ from ztrio.publication.copying import copy_in
 from ztrio.publication.exchange import FileOps, Stat
 from ztrio.publication.inspect import Budget, Fingerprint, OutputLimits, fingerprint, inspect_staged
 from ztrio.publication.jobdir import JobDirectory
+from ztrio.publication.ownership import Owners, give_back, hand_over, let_pass, make_folder
 from ztrio.publication.public import Replacement
 from ztrio.publication.recovery import RecoveryFile
 from ztrio.publication.targets import Target, check_existing, open_parent, refuse, refuse_overlap
@@ -37,10 +38,20 @@ class Publisher:
         workspace: The workspace's directory.
         ops: The file operations.
         limits: Bounds of what is published and compared.
+        worker: User and group id that workers run as; this process's own when omitted.
     """
 
-    def __init__(self, workspace: Path, *, ops: FileOps | None = None, limits: OutputLimits | None = None) -> None:
+    def __init__(
+        self,
+        workspace: Path,
+        *,
+        ops: FileOps | None = None,
+        limits: OutputLimits | None = None,
+        worker: tuple[int, int] | None = None,
+    ) -> None:
         self._workspace = os.path.realpath(workspace)
+        # None where nothing can be given to anybody. A worker of root has none of root's privileges.
+        self._worker = (worker or (0, os.getegid())) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
         self._ops = FileOps() if ops is None else ops
         self._limits = OutputLimits() if limits is None else limits
 
@@ -58,7 +69,7 @@ class Publisher:
             OSError: staging could not be made. In every case nothing is left behind.
         """
         refuse_overlap(targets)
-        staging = Staging(self._workspace, job_id, self._ops, self._limits)
+        staging = Staging(self._workspace, job_id, self._ops, self._limits, self._worker)
         try:
             staging.make(targets, label)
         except BaseException:
@@ -70,11 +81,14 @@ class Publisher:
 class Staging:
     """The staged outputs of one call. Made by `Publisher.prepare`, ended by `discard`."""
 
-    def __init__(self, workspace: str, job_id: str, ops: FileOps, limits: OutputLimits) -> None:
+    def __init__(
+        self, workspace: str, job_id: str, ops: FileOps, limits: OutputLimits, worker: tuple[int, int] | None
+    ) -> None:
         self._workspace = workspace
         self._job_id = job_id
         self._ops = ops
         self._limits = limits
+        self._worker = worker
         # The workspace's comes first; grows only within `make`.
         self._directories: list[JobDirectory] = []
         # One per output, in the order of the targets; complete when `make` returns.
@@ -99,6 +113,11 @@ class Staging:
     def tmp(self) -> Path:
         """A private directory for the worker, 0700."""
         return self.job_directory / "tmp"
+
+    @property
+    def writable(self) -> tuple[str, ...]:
+        """The directories that the worker must be able to write: each slot and `tmp`, not the job directory itself."""
+        return (str(self.tmp), *(os.path.dirname(slot.path) for slot in self._slots))
 
     def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
         """The work of `Publisher.prepare`, which cleans up after it."""
@@ -147,6 +166,7 @@ class Staging:
         budget = Budget(self._limits.max_bytes, self._limits.max_entries)
         for slot in self._slots:
             slot_fd = self._publication.open_slot(slot)
+            give_back(self._ops, slot_fd, slot.target.name, slot.owners, budget.entries)
             slot.staged = inspect_staged(self._ops, slot_fd, slot.target, budget, self._limits)
 
     def publish(self) -> Mapping[str, str]:
@@ -210,7 +230,8 @@ class Staging:
             finally:
                 os.close(workspace_fd)
             self._directories.append(home)
-            os.mkdir("tmp", 0o700, dir_fd=home.fd)
+            let_pass(home.fd, self._worker)
+            make_folder("tmp", home.fd, self._worker)
         except OSError as error:
             raise OutputRefused(
                 f"No job directory can be made in the workspace {self._workspace}: {error.strerror}; nothing was "
@@ -230,11 +251,14 @@ class Staging:
         if found is not None and found.is_dir:
             _check_movable(target, job, parent_fd, found)
         folder = str(len(self._slots))
-        os.mkdir(folder, 0o700, dir_fd=job.fd)
+        make_folder(folder, job.fd, self._worker)
+        owners: Owners = {}
         slot_fd = self._ops.open_directory(job.fd, folder)
         try:
             identity = _present(self._ops, slot_fd).identity
             before = None if found is None else self._take(target, parent_fd, slot_fd, found, budget)
+            if self._worker is not None:
+                owners = hand_over(self._ops, slot_fd, target.name, self._worker, self._limits.max_entries)
         finally:
             os.close(slot_fd)
         return Slot(
@@ -246,6 +270,7 @@ class Staging:
             parent_identity=parent.identity,
             before=before,
             before_mode=None if found is None else found.permissions,
+            owners=owners,
         )
 
     def _take(self, target: Target, parent_fd: int, slot_fd: int, found: Stat, budget: Budget) -> Fingerprint:
@@ -267,6 +292,7 @@ class Staging:
                     return directory
             directory = JobDirectory.make(str(target.path.parent), parent_fd, self._job_id)
             self._directories.append(directory)
+            let_pass(directory.fd, self._worker)
             if directory.reaches(self._ops, parent_fd, target.policy.kind):
                 return directory
         except OSError as error:

@@ -2,7 +2,7 @@
 
 from ztrio.testing.faults import FaultyOps
 from ztrio.testing.faulty_store import FaultyStore
-from ztrio.testing.leaks import LeakProbe
+from ztrio.testing.leaks import LeakProbe, host_pid
 from ztrio.testing.scripted import ScriptedBackend, ScriptedCall, inline, open_scripted_supervisor
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "LeakProbe",
     "ScriptedBackend",
     "ScriptedCall",
+    "host_pid",
     "inline",
     "open_scripted_supervisor",
 ]

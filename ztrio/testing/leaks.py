@@ -26,7 +26,7 @@ import trio
 from ztrio.errors import UnsupportedPlatform
 from ztrio.publication.jobdir import JOB_PREFIX
 
-__all__ = ["LeakProbe", "ProcessInfo", "processes", "resident_bytes"]
+__all__ = ["LeakProbe", "ProcessInfo", "host_pid", "processes", "resident_bytes"]
 
 _PROC: Final = Path("/proc")
 _POLL: Final = 0.01  # seconds between looks
@@ -74,6 +74,26 @@ def _process(pid: int) -> ProcessInfo | None:
     name, _, rest = text.partition("(")[2].rpartition(")")
     state, parent, group, session, *others = rest.split()
     return ProcessInfo(pid, int(others[15]), int(parent), int(group), int(session), state, name)
+
+
+def host_pid(pid: int | None = None) -> int:
+    """The number that the host has for a process: for tools, whose worker may be in a PID namespace of its own.
+
+    Args:
+        pid: A child of this process, by the number it has here; this process itself when omitted.
+
+    Raises:
+        ProcessLookupError: there is no such child.
+    """
+    if pid is None:
+        return int((_PROC / "self").readlink().name)  # the file system shows the host's numbers
+    for task in (_PROC / "self" / "task").iterdir():
+        for child in (task / "children").read_text().split():
+            status = (_PROC / child / "status").read_text()
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+            if int(numbers.split()[-1]) == pid:
+                return int(child)
+    raise ProcessLookupError(pid)
 
 
 def resident_bytes(pid: int | None = None) -> int:

@@ -33,6 +33,7 @@ from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio.workers.backend import BackendSettings, BackendStatistics, Proof
+from ztrio.workers.ladder import ContainmentReport
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["Script", "ScriptedBackend", "ScriptedCall", "inline", "open_scripted_supervisor"]
@@ -75,7 +76,7 @@ class ScriptedBackend:
 
     Args:
         script: Plays the tool.
-        stall: Steps that never end: `acquire`, `send_request`, `receive`.
+        stall: Steps that never end: `acquire`, `send_request`, `receive`, `reload`.
         dies_after: Trio seconds from a kill to the proof of death; infinite for a process that cannot be killed.
     """
 
@@ -88,6 +89,9 @@ class ScriptedBackend:
     unproven: int = 0
     # Trio times at which a worker was asked to end, with the grace it was given.
     terminations: list[tuple[float, float]] = attrs.field(factory=list)
+    report: ContainmentReport = attrs.field(
+        factory=lambda: ContainmentReport(backend="scripted", rung="scripted", complete=True)
+    )
 
     def open(self, settings: BackendSettings) -> AbstractAsyncContextManager[ScriptedBackend]:
         """The backend factory."""
@@ -107,6 +111,11 @@ class ScriptedBackend:
     def statistics(self) -> BackendStatistics:
         """A snapshot."""
         return BackendStatistics("scripted", 0, 0, self.handed_over, self.unproven)
+
+    async def reload(self, settings: BackendSettings) -> None:
+        """A script stays what it is."""
+        del settings
+        await self.step("reload")
 
     async def step(self, name: str) -> None:
         """A checkpoint, or for ever."""
@@ -198,6 +207,7 @@ async def open_scripted_supervisor(
         workspace=workspace,
         store=store,
         backend=backend.open,
+        sandbox="off",
         policy=policy,
         settings=settings,
         publisher=Publisher(workspace, ops=ops),

@@ -1,4 +1,4 @@
-"""What the supervisor needs from whoever makes workers. Two kinds implement it: `spawn` here, a fork server later.
+"""What the supervisor needs from whoever makes workers. Two kinds implement it: `spawn` and `zygote`.
 
 The backend owns a worker from its making until `acquire` returns it, and owns all control I/O of making one, so a
 caller that leaves while its worker is being made leaves nothing behind: the backend kills what arrives. After the
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from ztrio.workers.ladder import ContainmentReport
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["Backend", "BackendFactory", "BackendSettings", "BackendStatistics", "Proof", "Worker"]
@@ -23,29 +24,35 @@ class Proof:
     """Evidence that a worker and everything it started is dead.
 
     Args:
-        rung: The rung of the containment ladder that gives the evidence: `group`, …
+        rung: The rung of the containment ladder that gives the evidence, see `ladder`.
         complete: Whether the rung sees *every* descendant. `group` does not: one that made its own session escapes,
             and the call is labelled `containment: partial`.
-        pid: The worker's process id (and its process group's).
-        status: Exit status of the worker, negative for the signal that ended it (as `subprocess` has it).
+        pid: The process id on the host, of the worker or of what ends with it.
+        status: Exit status of the worker, negative for the signal that ended it (as `subprocess` has it); None where
+            nobody is left who could tell.
         killed_at: Trio time when SIGKILL was sent.
         proven_at: Trio time when the tree was seen empty.
         survivors_killed: Live members of the group found after the leader's exit, which SIGKILL then ended.
         escalated: Whether SIGKILL had to follow SIGTERM because the grace period ran out.
+        namespace: Inode number of the PID namespace that was seen to end, or None.
+        cgroup: Path of the cgroup that was seen empty, or None.
     """
 
     rung: str
     complete: bool
     pid: int
-    status: int
+    status: int | None
     killed_at: float
     proven_at: float
     survivors_killed: int = 0
     escalated: bool = False
+    namespace: int | None = None
+    cgroup: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The proof as it stands in audit events."""
-        return {**attrs.asdict(self), "containment": "full" if self.complete else "partial"}
+        facts = {name: value for name, value in attrs.asdict(self).items() if value is not None or name == "status"}
+        return {**facts, "containment": "full" if self.complete else "partial"}
 
 
 class Worker(Protocol):
@@ -82,7 +89,7 @@ class Worker(Protocol):
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
-            bound: Seconds to wait for the proof after SIGKILL.
+            bound: Seconds to wait for the proof after SIGKILL; may be infinite.
 
         Returns:
             The proof, or None when none was to be had within the bound.
@@ -112,7 +119,13 @@ class BackendStatistics:
 
 
 class Backend(Protocol):
-    """Makes workers."""
+    """Makes workers.
+
+    Attributes:
+        report: How they are contained, and why so.
+    """
+
+    report: ContainmentReport
 
     async def acquire(self) -> Worker:
         """A fresh worker that has everything loaded.
@@ -124,6 +137,13 @@ class Backend(Protocol):
     def statistics(self) -> BackendStatistics:
         """A snapshot."""
 
+    async def reload(self, settings: BackendSettings) -> None:
+        """Load everything anew from disk, for workers that are handed over from now on.
+
+        Raises:
+            ztrio.WorkerFailed: something cannot be loaded; then everything stays as it was.
+        """
+
 
 @attrs.frozen(kw_only=True)
 class BackendSettings:
@@ -134,6 +154,7 @@ class BackendSettings:
         functions: (module name, function name) of the tools.
         workspace: Absolute path of the workspace.
         prewarmed: Workers to keep ready.
+        containment: How workers are to be contained, see `ladder.Containment`.
         start_timeout: Seconds a worker may take until it is ready.
         output_limit: Bytes of captured output kept per worker.
     """
@@ -142,6 +163,7 @@ class BackendSettings:
     functions: tuple[tuple[str, str], ...]
     workspace: str
     prewarmed: int = 2
+    containment: str = "auto"
     start_timeout: float = 30.0
     output_limit: int = 64 * 1024
 

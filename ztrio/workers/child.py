@@ -6,14 +6,11 @@ leaves behind is looked at after its death. trio is only needed here for tools t
 
 from __future__ import annotations
 
-import fcntl
 import inspect
 import math
 import os
-import select
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +24,10 @@ from ztrio.loading import FunctionRef, ModuleRef, load_function, load_module
 from ztrio.plain import NotPlain, decode, encode, plain
 from ztrio.schema import Schema, describe
 from ztrio.tools import ToolContext
+from ztrio.workers.failures import MAX_REASON, encodable, safe_str, tool_failure
+from ztrio.workers.job_init import run_as_init
+from ztrio.workers.prelude import flush, hang_on, prepare_streams, reset_signals
+from ztrio.workers.sandbox import SandboxPolicy, enter
 from ztrio.workers.wire import (
     Boot,
     Failure,
@@ -41,15 +42,13 @@ from ztrio.workers.wire import (
     encode_frame,
 )
 
-__all__ = ["Channel", "main", "run_request"]
+__all__ = ["Channel", "load", "main", "run_request", "serve_forked"]
 
 _CHUNK: Final = 64 * 1024  # bytes
 _PROGRESS_RATE: Final = 50.0  # Progress frames per second in the long run; what comes beyond is dropped
 _PROGRESS_BURST: Final = 100.0  # so that only a flood loses any, and never a tool that reports a step before a long one
 _MAX_MESSAGE: Final = 1000  # characters of a progress message
-_MAX_TRACEBACK: Final = 16 * 1024  # bytes
-_TRACEBACK_HEAD: Final = 4 * 1024  # bytes kept from its beginning; the end says more
-_MAX_REASON: Final = 2000  # characters of an exception's text in the message
+_INIT: Final = 1  # process id of the first process of a PID namespace
 
 
 class Stopped(BaseException):
@@ -77,6 +76,10 @@ class Channel:
     def mine(self) -> bool:
         """False in a copy of the process that the tool forked."""
         return os.getpid() == self._pid
+
+    def take_over(self) -> None:
+        """This process, a fork of the one that made the channel, is the worker now."""
+        self._pid = os.getpid()
 
     def send(self, frame: Frame) -> None:
         """Send a frame.
@@ -121,7 +124,7 @@ class Channel:
         if self._progress_credit < 1:
             return
         self._progress_credit -= 1
-        text = None if message is None else _text(str(message)[:_MAX_MESSAGE])
+        text = None if message is None else encodable(str(message)[:_MAX_MESSAGE])
         try:
             self.send(Progress(progress=progress, total=total, message=text))
         except OSError:
@@ -137,59 +140,94 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     """
     for fd in (channel_fd, lifeline_fd):
         os.set_inheritable(fd, False)
-    _hang_on(lifeline_fd)
-    # Whoever started the server may have had signals blocked or ignored; a tool and its programs get the defaults.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    hang_on(lifeline_fd)
+    reset_signals()
+    prepare_streams()
+    _serve(Channel(socket.socket(fileno=channel_fd)), None)
+
+
+def serve_forked(channel_fd: int, schemas: dict[tuple[str, str], Schema]) -> NoReturn:
+    """Serve one request in a fork of a process that has loaded everything, then wait to be killed.
+
+    Args:
+        channel_fd: The worker's socket.
+        schemas: (module, function) → validators, as `load` built them.
+    """
+    if os.getpid() == _INIT:
+        # The kernel drops signals to PID 1 that it has no handler for.
+        signal.signal(signal.SIGTERM, _leave)
+    _serve(Channel(socket.socket(fileno=channel_fd)), schemas)
+
+
+def _leave(number: int, _: object) -> None:
+    """SIGTERM in PID 1 of a namespace: what the default action would do."""
+    if os.getpid() != _INIT:  # a copy of the process that the tool forked
         signal.signal(number, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        # What was printed before a kill should be in the pipe; text that cannot be encoded is no reason to fail.
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
-    channel = Channel(socket.socket(fileno=channel_fd))
+        os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def _serve(channel: Channel, schemas: dict[tuple[str, str], Schema] | None) -> NoReturn:
     try:
-        _serve(channel)
+        if schemas is None:
+            schemas = _boot(channel)
+        _serve_request(channel, schemas)
     except (OSError, ProtocolError):
         os._exit(1)  # nobody listens, or nobody who speaks our protocol
     except Stopped:
-        _flush()
+        flush()
         os.kill(os.getpid(), signal.SIGTERM)  # the status then says what ended it
     os._exit(0)
 
 
-def _serve(channel: Channel) -> None:
+def _boot(channel: Channel) -> dict[tuple[str, str], Schema]:
     boot = channel.receive()
     if not isinstance(boot, Boot):
-        return
+        os._exit(0)
     schemas: dict[tuple[str, str], Schema] = {}
-    problem = _load(boot, schemas)
-    channel.send(Ready(problem=problem))
+    channel.send(Ready(problem=load(boot, schemas)))
+    return schemas
+
+
+def _serve_request(channel: Channel, schemas: dict[tuple[str, str], Schema]) -> None:
     request = channel.receive()
     if not isinstance(request, Request):
         return
-    channel.send(Started())
+    if request.init and os.getpid() == _INIT:
+        run_as_init()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        channel.take_over()
+    problem = _enter(request.sandbox)
+    channel.send(Started(problem=problem))
+    if problem is not None:
+        return
     answer = run_request(request, channel, schemas)
     if not channel.mine:
         os._exit(0)  # the tool forked, and the copy came back here
-    _flush()
+    flush()
     channel.send(answer)
     channel.receive()
 
 
-def _hang_on(lifeline_fd: int) -> None:
-    """Have the kernel kill this process group when the supervisor's end of the pipe closes, however it ends."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
-    poll = select.poll()
-    poll.register(lifeline_fd, 0)
-    if poll.poll(0):  # closed before the line above
-        os._exit(1)
+def _enter(policy: SandboxPolicy) -> str | None:
+    """Enter the sandbox; why that is not possible, or None."""
+    try:
+        enter(policy)
+    except (OSError, ValueError) as error:
+        return encodable(f"{type(error).__name__}: {error}")
+    return None
 
 
-def _load(boot: Boot, schemas: dict[tuple[str, str], Schema]) -> str | None:
-    """Load modules and build validators; what went wrong, or None."""
+def load(
+    boot: Boot, schemas: dict[tuple[str, str], Schema], loaded: Callable[[str], None] = lambda _: None
+) -> str | None:
+    """Load modules and build validators; what went wrong, or None.
+
+    Args:
+        boot: What to load.
+        schemas: Receives (module, function) → validators.
+        loaded: Called with each module's name after its execution.
+    """
     files = {}
     where = ""
     try:
@@ -197,14 +235,15 @@ def _load(boot: Boot, schemas: dict[tuple[str, str], Schema]) -> str | None:
             where = file or name
             files[name] = file
             load_module(ModuleRef(name, file))
+            loaded(name)
         for module, function_name in boot.functions:
             where = f"{module}.{function_name}"
             function = load_function(FunctionRef(ModuleRef(module, files.get(module)), function_name))
             schemas[module, function_name] = Schema(function, describe(function))
     except BaseException as error:  # noqa: BLE001, ASYNC103 - not under trio; a module may raise SystemExit
         traceback.print_exc()
-        _flush()
-        return _text(f"{where}: {type(error).__name__}: {_safe_str(error)}"[:_MAX_REASON])  # noqa: ASYNC104 - the same
+        flush()
+        return encodable(f"{where}: {type(error).__name__}: {safe_str(error)}"[:MAX_REASON])  # noqa: ASYNC104 - the same
     return None
 
 
@@ -247,11 +286,11 @@ def run_request(request: Request, channel: Channel, schemas: dict[tuple[str, str
     except Stopped:
         raise
     except ZtrioError as error:
-        return _failure(error, error.message, function)
+        return tool_failure(error, error.message, function)
     except BaseException as error:  # noqa: BLE001, ASYNC103 - not under trio, and SystemExit is the tool's
-        reason = _safe_str(error)
+        reason = safe_str(error)
         message = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        return _failure(error, message, function)  # noqa: ASYNC104 - the same
+        return tool_failure(error, message, function, request.sandbox)  # noqa: ASYNC104 - the same
 
 
 def _call_async(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -306,52 +345,3 @@ def _result(request: Request, value: Any, session: Any) -> Result | Failure:
             message=f"The session state has {len(state)} bytes; {request.max_state} are allowed.",
         )
     return Result(value=encoded, session=None if state == request.session else state)
-
-
-def _failure(error: BaseException, message: str, function: Callable[..., Any] | None) -> Failure:
-    kind = type(error)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return Failure(
-        code="TOOL_ERROR",
-        message=_text(message[:_MAX_REASON]),
-        exception_type=_text(name),
-        traceback=_format_traceback(error, function),
-    )
-
-
-def _format_traceback(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """The traceback from the tool's function on, bounded; empty where the tool had not begun."""
-    step = error.__traceback__
-    while step is not None and (function is None or step.tb_frame.f_code is not function.__code__):
-        step = step.tb_next
-    if step is None:
-        return ""
-    try:
-        text = "".join(traceback.format_exception(type(error), error, step))
-    except Exception as failure:  # noqa: BLE001 - foreign __str__ and notes may raise anything
-        text = f"(no traceback: {type(failure).__name__})"
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) > _MAX_TRACEBACK:
-        head, tail = data[:_TRACEBACK_HEAD], data[_TRACEBACK_HEAD - _MAX_TRACEBACK + 64 :]
-        data = head + b"\n  [... cut ...]\n" + tail
-    return data.decode("utf-8", "ignore")
-
-
-def _safe_str(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
-        return ""
-
-
-def _text(text: str) -> str:
-    """Text that can be encoded, whatever it came from."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            pass  # the tool closed it

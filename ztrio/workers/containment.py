@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -26,7 +27,19 @@ from typing import Final
 import attrs
 import trio
 
-__all__ = ["GroupEnd", "LeaderWatch", "Members", "end_group", "exit_status", "live_members", "started_at"]
+__all__ = [
+    "GroupEnd",
+    "LeaderWatch",
+    "Members",
+    "cpu_seconds",
+    "end_group",
+    "exit_status",
+    "kill_member",
+    "live_members",
+    "look",
+    "signal_group",
+    "started_at",
+]
 
 _FIRST_PAUSE: Final = 0.0005  # seconds between looks at the table, doubled each time
 _LAST_PAUSE: Final = 0.02
@@ -61,14 +74,24 @@ class LeaderWatch:
     Args:
         pid: A child of this process that nobody else reaps.
         use_pidfd: Use a pidfd where the kernel has them; else the child is asked for again and again.
+        pidfd: One that is there already, owned from now on; the process then need not be a child.
     """
 
-    def __init__(self, pid: int, *, use_pidfd: bool = True) -> None:
+    def __init__(self, pid: int, *, use_pidfd: bool = True, pidfd: int | None = None) -> None:
         self.pid = pid
         # Set once the child is known to have ended; never cleared.
         self.exited = trio.Event()
         # Read by one task at a time; -1 where there is none, or once closed.
-        self._pidfd = _open_pidfd(pid) if use_pidfd else -1
+        self._pidfd = pidfd if pidfd is not None else _open_pidfd(pid) if use_pidfd else -1
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether it has ended, also when `run` has not noticed yet; for those that have a pidfd."""
+        if self._pidfd < 0:
+            return self.exited.is_set()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def run(self) -> None:
         """Wait for the exit and set `exited`. One task runs this."""
@@ -110,14 +133,18 @@ async def end_group(leader: LeaderWatch, *, grace: float, bound: float, members:
     survivors: set[int] = set()
     if leader.exited.is_set():
         with trio.move_on_after(bound):
-            survivors |= await _look(members, leader.pid)
+            survivors |= await look(members, leader.pid)
     # Also when the group is empty by now: the leader, unreaped, keeps the number, so this can hit nobody else.
     signal_group(leader.pid, signal.SIGKILL)
+    try:
+        os.kill(leader.pid, signal.SIGKILL)  # a forked one may not have made its group yet
+    except ProcessLookupError:
+        pass  # somebody else in this program reaped it
     killed_at = trio.current_time()
     pause = _FIRST_PAUSE
     with trio.move_on_after(bound):
         await leader.exited.wait()
-        while live := await _look(members, leader.pid):
+        while live := await look(members, leader.pid):
             survivors |= live
             # A process of the same session may have joined the group since.
             signal_group(leader.pid, signal.SIGKILL)
@@ -138,7 +165,7 @@ async def _becomes_empty(leader: LeaderWatch, grace: float, members: Members) ->
     pause = _FIRST_PAUSE
     with trio.move_on_after(grace):
         await leader.exited.wait()
-        while await _look(members, leader.pid):  # noqa: ASYNC110 - nobody tells
+        while await look(members, leader.pid):  # noqa: ASYNC110 - nobody tells
             await trio.sleep(pause)
             pause = min(2 * pause, _GRACE_PAUSE)
         return True
@@ -149,7 +176,8 @@ _UNSEEN: Final = 0
 """Stands for members when the process table could not be read: no evidence is not evidence of absence."""
 
 
-async def _look(members: Members, group: int) -> frozenset[int]:
+async def look(members: Members, group: int) -> frozenset[int]:
+    """The live members of a group; somebody who is none where that cannot be seen now."""
     try:
         return await members(group)
     except (OSError, subprocess.SubprocessError):
@@ -165,6 +193,22 @@ def signal_group(group: int, number: signal.Signals) -> None:
         pass  # the leader is a zombie and was the last
     except PermissionError:
         pass  # only members of another user, or (macOS) only zombies, are left; the table decides
+
+
+def kill_member(pid: int, group: int) -> None:
+    """SIGKILL to a process if it is a member of the group now; for a group whose number nobody holds any more."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return  # it has ended, or stands for nobody
+    try:
+        fields = _stat_fields(pid)
+        if fields and int(fields[2]) == group:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has ended, or nobody may
+    finally:
+        os.close(pidfd)
 
 
 def live_members() -> Members:
@@ -254,6 +298,20 @@ def exit_status(pid: int) -> int | None:
     if info is None:
         return None
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, also one that ended and is not reaped.
+
+    Returns:
+        Seconds: its own, or those of the children it has waited for if they are more, which is how the time of a worker
+        shows in whoever stands above it. None where it cannot be told.
+    """
+    fields = _stat_fields(pid) if sys.platform == "linux" else []
+    if not fields:
+        return None
+    own, waited_for = (sum(map(int, ticks)) for ticks in (fields[11:13], fields[13:15]))
+    return max(own, waited_for) / os.sysconf("SC_CLK_TCK")
 
 
 def started_at(pid: int) -> float:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 
+from ztrio.workers.sandbox import SandboxPolicy
+
 __all__ = [
     "MAX_FRAME",
     "Boot",
@@ -70,6 +72,8 @@ class Request:
         read_only: The session is a copy; it is not sent back.
         max_result: Bytes of the largest encoded result.
         max_state: Bytes of the largest encoded session state.
+        sandbox: What the worker gives up before the tool runs.
+        init: Put a real PID 1 above the tool, where the worker would be it.
     """
 
     job_id: str
@@ -87,6 +91,8 @@ class Request:
     read_only: bool
     max_result: int
     max_state: int
+    sandbox: SandboxPolicy = attrs.field(factory=SandboxPolicy)
+    init: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -98,7 +104,9 @@ class Ready:
 
 @attrs.frozen(kw_only=True)
 class Started:
-    """Worker → supervisor: the request is here; the clock of `timeout` starts."""
+    """Worker → supervisor: the request is here; the clock of `timeout` starts. `problem` says why it does not."""
+
+    problem: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -132,12 +140,16 @@ class Failure:
         message: A sentence.
         exception_type: Qualified class name of the exception, or None.
         traceback: The traceback, bounded.
+        path: The path that the tool was denied.
+        limit: The limit that the tool reached, a name of `Limits`.
     """
 
     code: str
     message: str
     exception_type: str | None = None
     traceback: str = ""
+    path: str | None = None
+    limit: str | None = None
 
 
 Frame = Boot | Request | Ready | Started | Progress | Result | Failure

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from ztrio_cli.demo.client import Server
-from ztrio_cli.demo.facts import CHART_PROGRAM
+from ztrio_cli.demo.facts import CHART_PROGRAM, WORKER_PROGRAM
 from ztrio_cli.demo.observe import Process, below, processes, unfinished_charts
 
 __all__ = ["PATIENCE", "Observer", "observing", "page_state"]
@@ -72,6 +72,8 @@ class Observer:
                 pid = process.pid
                 while pid in descendants:
                     self.seen[pid] = descendants[pid]
+                    if WORKER_PROGRAM in descendants[pid].command:
+                        break  # above it is what made it, which serves other calls too
                     pid = descendants[pid].parent
 
 

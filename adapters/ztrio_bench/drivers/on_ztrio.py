@@ -1,0 +1,88 @@
+"""ztrio itself, as a program would embed it: a supervisor on a workspace of its own, the store in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import ztrio
+from ztrio_bench.drivers import stdio
+from ztrio_bench.drivers.flow_trio import Caller, run_round
+from ztrio_bench.drivers.kit import Samples, now, supported, version_of
+from ztrio_bench.toolbox import toolbox
+
+__all__ = ["hello", "run"]
+
+CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "stdio")
+SERVE = "import sys; from ztrio_cli.main import main; sys.exit(main())"
+
+
+class _Ztrio:
+    def __init__(self, supervisor: ztrio.Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def call(self, tool: str, arguments: dict[str, Any], *, session: str = "s") -> Any:
+        return (await self._supervisor.call(tool, arguments, session=session)).value
+
+    async def run_out(self, tool: str, arguments: dict[str, Any], limit: float) -> tuple[int, int]:
+        # The audit knows when the worker had the request; its clock is trio's, which runs like ours.
+        offset = now() - trio.current_time() * 1e9
+        try:
+            await self._supervisor.call(tool, arguments, session="s", timeout=limit)
+        except ztrio.ToolTimeout as error:
+            resumed = now()
+            events = await self._supervisor.events(limit=16)
+            start = next(
+                event for event in events if event["execution_job_id"] == error.job_id and event["event"] == "start"
+            )
+            return int(start["monotonic"] * 1e9 + offset), resumed
+        raise RuntimeError("the call did not time out")
+
+    async def finish(self, samples: Samples) -> None:
+        events = await self._supervisor.events()
+        proofs = [event["proof"] for event in events if event.get("proof")]
+        samples.facts["backend"] = self._supervisor.statistics().backend.name
+        samples.facts["containment"] = "/".join(sorted({proof["rung"] for proof in proofs})) or "none"
+        samples.facts["complete"] = bool(proofs) and all(proof["complete"] for proof in proofs)
+        unresolved = sum(event["event"] == "unresolved" for event in events)
+        if unresolved:
+            samples.count("unresolved", unresolved)
+
+
+@asynccontextmanager
+async def _open(request: dict[str, Any], backend: Any) -> AsyncIterator[Caller]:
+    workspace = Path(request["folder"]) / "workspace"
+    workspace.mkdir(exist_ok=True)  # noqa: ASYNC240 - before anything is measured
+    options = {name: request[name] for name in ("backend", "containment", "sandbox") if request.get(name)}
+    if backend is not None:
+        options["backend"] = backend
+    async with ztrio.open_supervisor(
+        toolbox, workspace=workspace, settings=ztrio.Settings(workers=128, start_bound=90.0), **options
+    ) as supervisor:
+        yield _Ztrio(supervisor)
+
+
+def hello(request: dict[str, Any]) -> dict[str, Any]:
+    """Who this is."""
+    return {"version": version_of("ztrio"), "trio": trio.__version__, "backend": request.get("backend") or "auto"}
+
+
+def run(request: dict[str, Any], *, backend: Any = None) -> dict[str, Any]:
+    """Do one round.
+
+    Args:
+        request: The controller's request.
+        backend: A factory of backends to use instead of the one that the request names.
+    """
+    supported(request, CASES)
+    if request["case"] == "stdio":
+        workspace = Path(request["folder"]) / "workspace"
+        workspace.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", SERVE, "serve", "ztrio_bench.toolbox", "--workspace", str(workspace)]
+        return stdio.round_trips([*command, "--log-level", "error"], request)
+    return trio.run(run_round, _open(request, backend), request)
