@@ -103,6 +103,8 @@ class WorkerPool(Generic[W]):
         self._idle: deque[W] = deque()
         # Calls in line, first come first served.
         self._waiters: deque[_Waiter[W]] = deque()
+        # Grows whenever what is to be loaded changes; a worker that was begun before is not handed over.
+        self._generation = 0
         # Tasks that are making a worker.
         self._starting = 0
         self._handed_over = 0
@@ -220,6 +222,7 @@ class WorkerPool(Generic[W]):
 
     def end_idle(self) -> None:
         """End the workers that nobody has asked for yet; others are made in their place."""
+        self._generation += 1
         idle = list(self._idle)
         self._idle.clear()
         for worker in idle:
@@ -253,6 +256,7 @@ class WorkerPool(Generic[W]):
         """Make one worker and put it where it is wanted."""
         worker: W | None = None
         failure: WorkerFailed | None = None
+        generation = self._generation
         try:
             worker = await self.make()
         except WorkerFailed as error:
@@ -261,7 +265,11 @@ class WorkerPool(Generic[W]):
             failure = start_failed(str(error), "")
         finally:
             self._starting -= 1
-        if worker is not None:
+        if generation != self._generation:
+            # What it was to load has been replaced meanwhile: neither it nor its failure means anything now.
+            if worker is not None:
+                self._watchers.start_soon(self._end, worker)
+        elif worker is not None:
             self._resting = False
             self._idle.append(worker)
             if worker.has_exited:
