@@ -11,7 +11,7 @@ MADE = re.compile(
     r"(^|/)(\.git|\.venv[^/]*|\.[a-z]+_cache|\.hypothesis|__pycache__|htmlcov|build|dist)(/|$)|(^|/)\.cov"
 )
 # Somebody's home directory means nothing on the reader's machine.
-HOME = re.compile(r"/(?:home|Users)/[a-z]\w*/|(?<!\w)/root/")
+HOME = re.compile(r"/(?:home|Users)/[a-z]\w*/|(?<!\w)/(?:root)/")
 LINK = re.compile(r"https?://([A-Za-z0-9.-]+)")
 # Whom the project refers its readers to.
 HOSTS = {
