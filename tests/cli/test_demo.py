@@ -23,7 +23,7 @@ from ztrio_cli.demo.promises import PROMISES, check
 from ztrio_cli.demo.report import Report
 
 PROOF = {"pid": 50, "rung": "group", "containment": "partial", "killed_at": 1.0, "proven_at": 1.004}
-WORKER, CHART = Process(50, "1", 9, "python"), Process(51, "2", 50, "python chart.py in out")
+WORKER, CHART = Process(50, "1", 9, 50, "python"), Process(51, "2", 50, 50, "python chart.py in out")
 TREE = {"content/index.md": "1"}
 SITE = {**TREE, "site/index.html": "2"}
 
@@ -283,7 +283,7 @@ def test_what_is_seen_of_files(tmp_path: Path) -> None:
 
 def test_what_is_seen_of_processes() -> None:
     """A process is the same only if it also started at the same time; descendants are found through any depth."""
-    table = {process.pid: process for process in (WORKER, CHART, Process(9, "0", 1, "server"))}
+    table = {process.pid: process for process in (WORKER, CHART, Process(9, "0", 1, 9, "server"))}
     assert below(9, table) == [WORKER, CHART]
     here = processes()[os.getpid()]
     assert still_alive([here, attrs.evolve(here, started="long ago")]) == [here]
@@ -294,10 +294,10 @@ def test_the_process_table_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_pat
     program = tmp_path / "ps"
     program.write_text(
         "#!/bin/sh\n"
-        "echo '  10     1 S Mon Nov 30 15:43:00 2026 python chart.py'\n"
-        "echo '  11    10 Z Mon Nov 30 15:43:01 2026 (gone)'\n"
+        "echo '  10     1    10 S Mon Nov 30 15:43:00 2026 python chart.py'\n"
+        "echo '  11    10    10 Z Mon Nov 30 15:43:01 2026 (gone)'\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr("ztrio_cli.demo.observe._PROC", tmp_path / "none")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert processes() == {10: Process(10, "Mon Nov 30 15:43:00 2026", 1, "python chart.py")}
+    assert processes() == {10: Process(10, "Mon Nov 30 15:43:00 2026", 1, 10, "python chart.py")}

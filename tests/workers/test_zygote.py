@@ -1,5 +1,6 @@
 import gc
 import os
+import select
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from tests.workers.walk_of_rungs import TOOLS as RUNG_TOOLS
 from ztrio.errors import WorkerFailed
 from ztrio.plain import decode
 from ztrio.testing.leaks import LeakProbe, processes, resident_bytes
+from ztrio.workers import control
 from ztrio.workers.forked import ForkedWorker
 from ztrio.workers.selection import open_backend
 from ztrio.workers.server import ForkServerLink
@@ -237,6 +239,27 @@ async def test_a_worker_for_nobody(zygote: ZygoteBackend) -> None:
             await trio.sleep(0.001)
 
 
+async def test_a_worker_that_arrives_with_the_cancellation(zygote: ZygoteBackend) -> None:
+    """A worker that arrives in the very step in which its maker is cancelled is killed and nothing of it stays open."""
+    await (await zygote.acquire()).terminate(grace=0, bound=BOUND)
+    assert zygote._link is not None
+    sock, server, before = zygote._link._sock, fork_server(zygote), len(os.listdir("/proc/self/fd"))
+    os.kill(server, signal.SIGSTOP)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(zygote.make)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        os.kill(server, signal.SIGCONT)
+        assert select.select([sock], [], [], BOUND)[0]
+        nursery.cancel_scope.cancel()
+        arrived = control.receive(sock)
+        assert arrived is not None
+        zygote._link._deliver(*arrived)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with trio.fail_after(10):
+        while any(info.parent == server and info.state != "Z" for info in processes().values()):
+            await trio.sleep(0.001)
+
+
 async def test_more_messages_than_the_socket_holds(zygote: ZygoteBackend, tmp_path: Path) -> None:
     """A fork server that is busy for a while loses no message."""
     server = fork_server(zygote)
@@ -258,8 +281,6 @@ async def test_more_messages_than_the_socket_holds(zygote: ZygoteBackend, tmp_pa
 
 def trio_message() -> Any:
     """A message that the fork server ignores."""
-    from ztrio.workers import control
-
     return control.Boot([], [])
 
 

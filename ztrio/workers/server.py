@@ -128,10 +128,7 @@ class ForkServerLink:
         kind = control.Born if isinstance(message, control.NotBorn) else type(message)
         answer = self._waiting.pop((kind, getattr(message, "job", kind)), None)
         if answer is None:
-            for fd in descriptors:
-                if isinstance(message, control.Born):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-                os.close(fd)
+            _turn_away(descriptors)
             return
         answer.message, answer.descriptors = message, descriptors
         answer.come.set()
@@ -182,8 +179,9 @@ class ForkServerLink:
         try:
             await answer.come.wait()
         except BaseException:
-            # What arrives now arrives for nobody.
+            # What arrives now arrives for nobody; so does what has arrived between the cancellation and this.
             self._waiting.pop((kind, key), None)
+            _turn_away(answer.descriptors)
             raise
         if answer.message is None:
             raise ServerGone
@@ -312,6 +310,16 @@ class ForkServerLink:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+
+def _turn_away(workers: tuple[int, ...]) -> None:
+    """Kill workers that nobody waits for; their pidfds are the only descriptors that a fork server sends."""
+    for pidfd in workers:
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # dead, and reaped when its fork server died
+        os.close(pidfd)
 
 
 def _refused(reason: str, link: ForkServerLink) -> Refused:

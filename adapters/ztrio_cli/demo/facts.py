@@ -13,10 +13,9 @@ import attrs
 from ztrio_cli.demo.client import Answer
 from ztrio_cli.demo.observe import Process, Tree
 
-__all__ = ["CHART_PROGRAM", "TERMINAL", "WORKER_PROGRAM", "Facts", "Promise", "sequences"]
+__all__ = ["CHART_PROGRAM", "TERMINAL", "Facts", "Promise", "sequences"]
 
 CHART_PROGRAM: Final = "chart.py"
-WORKER_PROGRAM: Final = "from ztrio.workers."
 """What the command line of the example's child process holds."""
 
 TERMINAL: Final = frozenset({"deny", "queue_timeout", "commit", "rollback", "completed", "recovered", "unresolved"})

@@ -28,12 +28,14 @@ class Process:
         pid: Its process id.
         started: When it started, in the platform's own notation; with the pid it names the process for ever.
         parent: Process id of its parent when it was seen.
+        group: Its process group when it was seen.
         command: Its command line.
     """
 
     pid: int
     started: str
     parent: int = attrs.field(eq=False)
+    group: int = attrs.field(eq=False)
     command: str = attrs.field(eq=False)
 
 
@@ -114,16 +116,17 @@ def _from_proc() -> Iterator[Process]:
             command = (_PROC / entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
-        # Fields of proc(5) from the third on: state, parent, …, start time in ticks since boot.
+        # Fields of proc(5) from the third on: state, parent, group, …, start time in ticks since boot.
         if fields[0] not in ("Z", "X"):
-            yield Process(int(entry), fields[19], int(fields[1]), command.strip())
+            yield Process(int(entry), fields[19], int(fields[1]), int(fields[2]), command.strip())
 
 
 def _from_ps() -> Iterator[Process]:
     listing = subprocess.run(
-        ["ps", "-axo", "pid=,ppid=,state=,lstart=,command="], capture_output=True, check=True, text=True
+        ["ps", "-axo", "pid=,ppid=,pgid=,state=,lstart=,command="], capture_output=True, check=True, text=True
     )
     for line in listing.stdout.splitlines():
-        pid, parent, state, *rest = line.split()
+        pid, parent, group, state, *rest = line.split()
         if not state.startswith("Z"):
-            yield Process(int(pid), " ".join(rest[:_TIMES]), int(parent), " ".join(rest[_TIMES:]))
+            started, command = " ".join(rest[:_TIMES]), " ".join(rest[_TIMES:])
+            yield Process(int(pid), started, int(parent), int(group), command)

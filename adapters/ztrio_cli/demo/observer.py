@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from ztrio_cli.demo.client import Server
-from ztrio_cli.demo.facts import CHART_PROGRAM, WORKER_PROGRAM
+from ztrio_cli.demo.facts import CHART_PROGRAM
 from ztrio_cli.demo.observe import Process, below, processes, unfinished_charts
 
 __all__ = ["PATIENCE", "Observer", "observing", "page_state"]
@@ -34,7 +34,7 @@ class Observer:
     look: Callable[[], Any]
     # Each different thing that `look` returned, once, in the order of appearance.
     sightings: list[Any] = attrs.field(factory=list)
-    # Chart programs and their ancestors up to the server, by pid; only grows.
+    # Chart programs and the workers that run them, by pid; only grows.
     seen: dict[int, Process] = attrs.field(factory=dict)
     # Unfinished charts; only grows.
     half_written: set[str] = attrs.field(factory=set)
@@ -65,16 +65,11 @@ class Observer:
         if sighting not in self.sightings:
             self.sightings.append(sighting)
         self.half_written |= set(unfinished_charts(self.server.workspace))
-        table = processes()
-        descendants = {process.pid: process for process in below(self.server.process.pid, table)}
-        for process in descendants.values():
-            if CHART_PROGRAM in process.command:
-                pid = process.pid
-                while pid in descendants:
-                    self.seen[pid] = descendants[pid]
-                    if WORKER_PROGRAM in descendants[pid].command:
-                        break  # above it is what made it, which serves other calls too
-                    pid = descendants[pid].parent
+        descendants = below(self.server.process.pid, processes())
+        # A worker leads a process group, in which its chart programs are; what made the worker, and serves other calls
+        # too, is not in it. (Parents do not tell: a program whose worker was killed just now has another.)
+        groups = {process.group for process in descendants if CHART_PROGRAM in process.command}
+        self.seen.update({process.pid: process for process in descendants if process.group in groups})
 
 
 @asynccontextmanager
