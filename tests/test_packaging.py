@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ["ztrio", "ztrio_bench", "ztrio_cli", "ztrio_mcp"]
+PACKAGES = ["ztrio", "ztrio_bench", "ztrio_cli", "ztrio_mcp", "ztrio_sql"]
 FOREIGN = ["anyio", "asyncio", "mcp", "multiprocessing", "pydantic", "rich", "sqlalchemy", "structlog", "typer"]
 
 
@@ -62,6 +62,7 @@ def test_packages_come_from_one_root() -> None:
         "ztrio_bench": ROOT / "adapters" / "ztrio_bench",
         "ztrio_cli": ROOT / "adapters" / "ztrio_cli",
         "ztrio_mcp": ROOT / "adapters" / "ztrio_mcp",
+        "ztrio_sql": ROOT / "adapters" / "ztrio_sql",
     } == {name: Path(path) for name, path in found.items()}
 
 

@@ -6,9 +6,11 @@ Layers, each importing only what stands below it:
     supervisor                          Supervisor: calls, questions, closing
     admission                           allow or refuse
     execution, reads, session_tools     one call, from the queue to its terminal event
-    commit, ending                      what decides its effects
+    commit, ending, restart             what decides its effects, and those of calls that were cut short
     jobs                                a call in flight
-    publication, workers, store, sessions, limits, audit_file, policy
+    findings                            what was left of those, in words
+    publication, workers, memory_store, sessions, limits, audit_file, policy
+    store, locks
     reloading                           a toolbox again, from disk
     loading, tools, schema, policies, audit
     calls, errors, plain                pure: no trio
@@ -17,8 +19,10 @@ Layers, each importing only what stands below it:
 from ztrio.audit import AuditBus, AuditEvent
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, Outcome, Principal, View
 from ztrio.errors import (
+    AlreadyInUse,
     Busy,
     CommitFailed,
+    IdempotencyConflict,
     InvalidArguments,
     LimitExceeded,
     OutputConflict,
@@ -30,6 +34,7 @@ from ztrio.errors import (
     SessionDestroyedError,
     SessionNotFound,
     ShuttingDown,
+    StoreRefused,
     StoreUnavailable,
     ToolboxError,
     ToolError,
@@ -41,15 +46,17 @@ from ztrio.errors import (
 )
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
+from ztrio.memory_store import MemoryStore
 from ztrio.opening import open_supervisor
 from ztrio.policies import Input, Limits, Output
 from ztrio.policy import Policy, allow
-from ztrio.store import MemoryStore, Store
+from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Capability, Toolbox, ToolContext
 
 __all__ = [
     "LOCAL",
+    "AlreadyInUse",
     "AuditBus",
     "AuditEvent",
     "Busy",
@@ -58,6 +65,7 @@ __all__ = [
     "Capability",
     "Cause",
     "CommitFailed",
+    "IdempotencyConflict",
     "Input",
     "InvalidArguments",
     "LimitExceeded",
@@ -78,6 +86,7 @@ __all__ = [
     "Settings",
     "ShuttingDown",
     "Store",
+    "StoreRefused",
     "StoreUnavailable",
     "Supervisor",
     "ToolContext",

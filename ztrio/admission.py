@@ -20,6 +20,7 @@ from ztrio.calls import CallContext, ProgressCallback, new_id
 from ztrio.errors import (
     InvalidArguments,
     Outcome,
+    OutputRefused,
     PermissionDenied,
     QueueFull,
     ShuttingDown,
@@ -199,6 +200,17 @@ class Admission:
             else:
                 resolved[name] = str(resolve_input(workspace, name, raw, parameters.inputs[name]))
         refuse_overlap(targets)
+        for target in targets:
+            locked = self._runtime.recovery.locking(target.path)
+            if locked is not None:
+                raise OutputRefused(
+                    f"{target.parameter}: {target.path} is locked, because call {locked.job_id} was cut short and "
+                    f"could not be undone: {locked.reason} Nothing was started.",
+                    code="TARGET_LOCKED",
+                    parameter=target.parameter,
+                    path=str(target.path),
+                    locked_by=locked.job_id,
+                )
         return tuple(targets), resolved
 
     def _accept(

@@ -7,6 +7,7 @@ calls are refused then, and what was not written is written as soon as the store
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -25,7 +26,7 @@ from ztrio.errors import (
     ZtrioError,
 )
 from ztrio.jobs import Job, Runtime
-from ztrio.store import JobEnd
+from ztrio.store import JobEnd, StoreConflict
 from ztrio.workers.backend import Proof, Worker
 from ztrio.workers.wire import Failure, Result
 
@@ -82,7 +83,8 @@ async def write_again(runtime: Runtime) -> None:
             try:
                 with trio.move_on_after(runtime.settings.commit_bound):
                     while runtime.unwritten:
-                        await runtime.store.finish(runtime.unwritten[0])
+                        with contextlib.suppress(StoreConflict):  # it makes no sense, and never will
+                            await runtime.store.finish(runtime.unwritten[0])
                         runtime.unwritten.popleft()
                     runtime.audit.mark_available("store")
             except Exception:  # noqa: BLE001, S112 - as in `finish`; it is known already

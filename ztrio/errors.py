@@ -13,8 +13,10 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "AlreadyInUse",
     "Busy",
     "CommitFailed",
+    "IdempotencyConflict",
     "InvalidArguments",
     "LimitExceeded",
     "Outcome",
@@ -27,6 +29,7 @@ __all__ = [
     "SessionDestroyedError",
     "SessionNotFound",
     "ShuttingDown",
+    "StoreRefused",
     "StoreUnavailable",
     "ToolError",
     "ToolTimeout",
@@ -116,6 +119,7 @@ class OutputRefused(ZtrioError):
         "OUTPUT_IS_SYMLINK",
         "OUTPUT_NOT_WRITABLE",
         "OUTPUT_EXISTS",
+        "TARGET_LOCKED",
     )
 
 
@@ -151,6 +155,24 @@ class StoreUnavailable(ZtrioError):
     """State or audit cannot be written, so mutating calls are refused and running ones rolled back; reads go on."""
 
     codes = ("STORE_UNAVAILABLE",)
+
+
+class StoreRefused(ZtrioError):
+    """The file is no store that this version can use; it was left as it is. Do as the message says, or name another."""
+
+    codes = ("STORE_FOREIGN", "STORE_NEWER", "STORE_DAMAGED")
+
+
+class AlreadyInUse(ZtrioError):
+    """Another process works on this workspace or store; nothing was started. End it, or choose another."""
+
+    codes = ("WORKSPACE_BUSY", "STORE_BUSY")
+
+
+class IdempotencyConflict(ZtrioError):
+    """The idempotency key stands for a call with other arguments; nothing ran. Use a new key for a new call."""
+
+    codes = ("IDEMPOTENCY_CONFLICT",)
 
 
 class SessionNotFound(ZtrioError):

@@ -22,6 +22,7 @@ from outcome import Outcome as Captured
 from ztrio.audit import AuditBus, AuditEvent
 from ztrio.calls import CallContext, CallResult, Cause, ProgressCallback
 from ztrio.errors import Outcome, ZtrioError
+from ztrio.findings import Recovery
 from ztrio.limits import KeyedLimiter, Ticket
 from ztrio.publication.staging import Publisher
 from ztrio.publication.targets import Target
@@ -90,6 +91,8 @@ class Runtime:
     blocking: Blocking
     # Outlives every job; jobs and the timers of their commits run in it.
     nursery: trio.Nursery
+    # What an earlier process left here; the targets that stay locked on account of it are in the ticket table as well.
+    recovery: Recovery = attrs.field(factory=Recovery)
     # Ends that the store did not take, oldest first; while there are any it counts as unavailable, so no more calls
     # are admitted that could add to them.
     unwritten: deque[JobEnd] = attrs.field(factory=deque)

@@ -22,13 +22,16 @@ from ztrio.audit import AuditBus, Subscription
 from ztrio.audit_file import AuditFile
 from ztrio.ending import write_again
 from ztrio.errors import InvalidArguments, UnsupportedPlatform
+from ztrio.findings import Recovery
 from ztrio.jobs import Blocking, Runtime, Settings
 from ztrio.limits import KeyedLimiter
 from ztrio.loading import function_ref
+from ztrio.memory_store import MemoryStore
 from ztrio.policy import Policy
 from ztrio.publication.staging import Publisher
+from ztrio.restart import recover, workspace_lock
 from ztrio.sessions import SessionPins
-from ztrio.store import MemoryStore, Store
+from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio.workers.backend import Backend, BackendFactory, BackendSettings
@@ -57,6 +60,8 @@ class _Services:
     sandbox: Sandbox
     audit_file: Path | None
     blocking: Blocking
+    # Whether the workspace is locked, so that what is found there belongs to nobody alive; set before `run`.
+    locked: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[Supervisor]) -> None:
         audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record)
@@ -75,8 +80,9 @@ class _Services:
                         writers.start_soon(_write_all, file, audit, events, written)
                     backend = await stack.enter_async_context(self.factory(self._backend_settings(self.toolbox)))
                     try:
+                        recovery = await self._recover(audit, lifetime)
                         async with trio.open_nursery() as nursery:
-                            runtime = self._runtime(audit, backend, nursery)
+                            runtime = self._runtime(audit, backend, nursery, recovery)
                             supervisor = Supervisor(
                                 self.toolbox, runtime, self.policy, lifetime, self._backend_settings
                             )
@@ -101,13 +107,26 @@ class _Services:
             if supervisor is not None:
                 supervisor.closed.set()
 
-    def _runtime(self, audit: AuditBus, backend: Backend, nursery: trio.Nursery) -> Runtime:
+    async def _recover(self, audit: AuditBus, lifetime: trio.CancelScope) -> Recovery:
+        """Put right what an earlier process left, before anybody is answered. Cut short, the next start goes on."""
+        if not self.locked:
+            return Recovery()
+        lifetime.shield = False  # and stays so when this is cancelled: then nothing here is to be kept
+        found = await recover(self.store, str(self.workspace), audit, blocking=self.blocking)
+        lifetime.shield = True
+        return found
+
+    def _runtime(self, audit: AuditBus, backend: Backend, nursery: trio.Nursery, recovery: Recovery) -> Runtime:
+        tickets = KeyedLimiter()
+        for locked in recovery.locked:  # for as long as this supervisor runs: nothing that it does can settle them
+            tickets.enter(locked.job_id, [("path", *Path(locked.path).parts)])
         return Runtime(
             settings=self.settings,
             workspace=self.workspace,
             store=self.store,
             audit=audit,
-            tickets=KeyedLimiter(),
+            tickets=tickets,
+            recovery=recovery,
             slots=trio.CapacityLimiter(self.settings.workers),
             readers=trio.CapacityLimiter(self.settings.readers),
             pins=SessionPins(),
@@ -185,7 +204,9 @@ async def open_supervisor(
         UnsupportedPlatform: this is not a POSIX system, or it cannot do what is required.
         InvalidArguments: the workspace is no directory, there is no such backend, or `run_as` without being root.
         ToolboxError: a tool cannot be loaded by a worker, or a parameter's type has no JSON Schema.
-        StoreUnavailable: the audit file cannot be opened.
+        StoreUnavailable: the audit file cannot be opened, or what an earlier process left cannot be put right because
+            the store does not answer.
+        AlreadyInUse: WORKSPACE_BUSY, another supervisor works in this workspace.
     """
     if sys.platform == "win32":
         raise UnsupportedPlatform(
@@ -209,15 +230,18 @@ async def open_supervisor(
         def blocking(function: Any, /, *args: Any) -> Any:
             return _in_thread(threads, function, *args)
 
+    store = MemoryStore() if store is None else store
+    publisher = Publisher(root, worker=run_as) if publisher is None else publisher
+    publisher.sign(store.store_id, durable=store.durable)
     services = _Services(
         toolbox=toolbox,
         workspace=root,
         settings=settings or Settings(),
-        store=MemoryStore() if store is None else store,
+        store=store,
         factory=factory,
         containment=containment,
         policy=policy,
-        publisher=Publisher(root, worker=run_as) if publisher is None else publisher,
+        publisher=publisher,
         sandbox=confinement,
         audit_file=None if audit_file is None else Path(audit_file),
         blocking=blocking,
@@ -226,22 +250,23 @@ async def open_supervisor(
         _ = tool.schema  # a broken type fails here, not in the middle of the first call
     failure: BaseException | None = None
     supervisor: Supervisor | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            try:
-                supervisor = await nursery.start(services.run)
+    with workspace_lock(root) as services.locked:
+        try:
+            async with trio.open_nursery() as nursery:
                 try:
-                    yield supervisor
-                finally:
-                    # The body's own exception leaves, also when it is being cancelled; closing has its own bound.
-                    with trio.CancelScope(shield=True):
-                        await supervisor.aclose()
-            except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again below, outside the nursery
-                failure = error
-    except BaseExceptionGroup as group:
-        raise _single(group) from None  # what the services raised: a failure of their own, or KeyboardInterrupt
-    if failure is not None:
-        raise _single(failure) if supervisor is None else failure
+                    supervisor = await nursery.start(services.run)
+                    try:
+                        yield supervisor
+                    finally:
+                        # The body's own exception leaves, also when it is being cancelled; closing has its own bound.
+                        with trio.CancelScope(shield=True):
+                            await supervisor.aclose()
+                except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again below, outside the nursery
+                    failure = error
+        except BaseExceptionGroup as group:
+            raise _single(group) from None  # what the services raised: a failure of their own, or KeyboardInterrupt
+        if failure is not None:
+            raise _single(failure) if supervisor is None else failure
 
 
 def _single(error: BaseException) -> BaseException:

@@ -1,28 +1,68 @@
-"""What a supervisor keeps: sessions, jobs and the audit log, behind one protocol; and the store that forgets.
+"""What a supervisor keeps: sessions, jobs and the audit log, behind one protocol.
 
 The protocol is small because one promise has to hold: `finish` is *the* transaction. It sets the job's outcome,
 writes the session's next version and appends the terminal audit event, all or nothing. Everything before it may be
-undone, nothing after it ever is. Events that are not terminal go in by `record`, which never waits: the order of the
-log is the order of `record` and `finish` calls.
+undone, nothing after it ever is.
+
+Writes take effect in the order in which they were handed over, whichever way that was: awaited, from a worker thread
+(`write_intent`), or not waited for at all (`record` and what ends in `_nowait`). So a call can be inserted and moved on
+without waiting, and whatever is awaited for it later covers that: when it returns, everything before it is there too,
+and was synced with it. What was handed over without waiting is kept and tried again while the store cannot be written,
+so nothing that happened to a call meanwhile is missing from the log.
+
+A row of a job is also its journal: recovery finds in it what was about to be done to which file.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import attrs
-import trio
 
 from ztrio.audit import AuditEvent
-from ztrio.calls import new_id
-from ztrio.errors import Outcome
+from ztrio.errors import IdempotencyConflict, Outcome
 from ztrio.plain import encode
 
-__all__ = ["EMPTY_STATE", "JobEnd", "JobRow", "MemoryStore", "SessionRow", "SessionWrite", "Store"]
+__all__ = [
+    "EMPTY_STATE",
+    "KEY_LIFETIME",
+    "MAX_KEPT_RESULT",
+    "AlreadyEnded",
+    "Claim",
+    "JobEnd",
+    "JobRow",
+    "SessionRow",
+    "SessionWrite",
+    "Store",
+    "StoreConflict",
+    "idempotency_conflict",
+]
 
 EMPTY_STATE: Final = encode({})
+
+KEY_LIFETIME: Final = 24 * 3600.0
+"""Seconds, by the wall clock, from a call's end until its idempotency key means nothing any more."""
+
+MAX_KEPT_RESULT: Final = 2**20
+"""Bytes of the largest answer that is kept for repetitions of its call."""
+
+
+class StoreConflict(RuntimeError):
+    """What was asked contradicts what is stored: an unknown call, a lost update. Nothing was changed; do not repeat."""
+
+
+class AlreadyEnded(StoreConflict):
+    """The call has its outcome already.
+
+    Args:
+        message: What was asked.
+        outcome: What became of the effects. Raised by `Store.abort`, it is durable: go forward.
+    """
+
+    def __init__(self, message: str, outcome: Outcome) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +82,7 @@ class SessionRow:
     name: str
     incarnation: str
     version: int
-    state: bytes
+    state: bytes = attrs.field(repr=False)
     opened_at: str
 
 
@@ -62,7 +102,7 @@ class SessionWrite:
     name: str
     incarnation: str | None
     version: int
-    state: bytes | None
+    state: bytes | None = attrs.field(repr=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -75,12 +115,20 @@ class JobRow:
         tool: Name of the tool.
         session: The caller's name for the session.
         capability: `read`, `write` or `destructive`.
-        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `ended`.
-        outcome: What became of the effects; None while running.
+        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs`, `committing_state`, `aborted` (what it
+            published is being put back; it can never be committed any more) or `ended`.
+        outcome: What became of the effects; None while running, `UNRESOLVED` while nobody knows.
         targets: Parameter name → absolute path.
         created_at: Wall clock, ISO 8601 in UTC.
         worker_pid: Process id of the worker on the host.
         worker_started_at: Start time of that process, seconds since the epoch.
+        session_version: The session's version that the call read, 0 when there was no session; None before.
+        journal: What is about to be done to which file, encoded by whoever publishes; None before.
+        needs_recovery: Whether recovery found something that it must not decide; the targets stay locked.
+        reason: Why the outcome is not known, in a sentence.
+        repeats: The earlier call that this one repeats under its idempotency key.
+        idempotency_key: The caller's own name for the call.
+        idempotency_digest: Digest of what was asked under that name.
     """
 
     job_id: str
@@ -94,6 +142,22 @@ class JobRow:
     created_at: str
     worker_pid: int | None = None
     worker_started_at: float | None = None
+    session_version: int | None = None
+    journal: bytes | None = attrs.field(default=None, repr=False)
+    needs_recovery: bool = False
+    reason: str | None = None
+    repeats: str | None = None
+    idempotency_key: str | None = None
+    idempotency_digest: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The call as surfaces show it: what is known, without the journal."""
+        shown = attrs.asdict(self, filter=attrs.filters.exclude("journal", "idempotency_digest"))
+        if self.outcome is not None:
+            shown["outcome"] = str(self.outcome)
+        if not self.needs_recovery:
+            del shown["needs_recovery"]
+        return {key: value for key, value in shown.items() if value is not None}
 
 
 @attrs.frozen(kw_only=True)
@@ -105,19 +169,39 @@ class JobEnd:
         outcome: What became of the effects.
         event: The terminal audit event, stamped.
         session: What happens to the session, or None for nothing.
+        result: The encoded answer, kept for repetitions of a call that has an idempotency key, unless it is longer than
+            `MAX_KEPT_RESULT` bytes.
     """
 
     job_id: str
     outcome: Outcome
     event: AuditEvent
     session: SessionWrite | None = None
+    result: bytes | None = attrs.field(default=None, repr=False)
+
+
+@attrs.frozen(kw_only=True)
+class Claim:
+    """What claiming an idempotency key found.
+
+    Args:
+        mine: Whether the key is the new call's, which is stored then; else it is `earlier`'s, and nothing was stored.
+        earlier: The call that had the key: the one to wait for or to answer like, or, when `mine`, the one that the new
+            call repeats. None when nobody had it.
+        result: The answer that was kept of an earlier call that committed.
+    """
+
+    mine: bool
+    earlier: JobRow | None = None
+    result: bytes | None = attrs.field(default=None, repr=False)
 
 
 class Store(Protocol):
-    """Where a supervisor keeps things. Methods are called from one event loop.
+    """Where a supervisor keeps things. Methods are called from one event loop, except the two that block.
 
-    Each method that writes raises `OSError` (or the store's own error) when it cannot; a supervisor treats any
-    exception as "not written", except from `finish`, see `abort`.
+    Each method that writes raises `StoreUnavailable` (or an OSError) when the store cannot be written, and
+    `StoreConflict` when it makes no sense. A supervisor treats any exception as "not written", except from `finish`,
+    see `abort`; a write that was cancelled may have happened.
     """
 
     @property
@@ -132,35 +216,31 @@ class Store(Protocol):
     def durable(self) -> bool:
         """Whether what was finished survives the process and the machine."""
 
+    def watch(self, report: Callable[[str | None], None]) -> None:
+        """Call `report` on the event loop with a reason when the store cannot be written, with None when it can again.
+
+        It tries by itself, so that it finds out. There is one watcher; a later one replaces it.
+        """
+
+    # ---- questions
+
     async def session(self, principal: str, name: str) -> SessionRow | None:
         """The session, or None."""
+
+    def read_session(self, principal: str, name: str) -> SessionRow | None:
+        """The same, blocking: for a worker thread that is at work for the call anyway."""
 
     async def sessions(self, principal: str) -> list[SessionRow]:
         """The principal's sessions by name."""
 
-    async def insert_job(self, row: JobRow) -> None:
-        """Remember an accepted call. Not synced: no worker survives a power cut."""
-
-    async def advance(
-        self, job_id: str, phase: str, *, worker_pid: int | None = None, worker_started_at: float | None = None
-    ) -> None:
-        """Note how far a call is."""
-
-    async def finish(self, end: JobEnd) -> None:
-        """The transaction: outcome, session and terminal event, all or nothing."""
-
-    async def abort(self, job_id: str) -> None:
-        """After `finish` raised: make sure that it can never turn out to have happened.
-
-        Raises:
-            OSError: nobody can tell; then nothing that was published may be taken back.
-        """
-
-    def record(self, event: AuditEvent) -> None:
-        """Append an event that is not part of a transaction. Never waits."""
-
     async def job(self, job_id: str) -> JobRow | None:
         """The call, or None."""
+
+    async def job_by_key(self, principal: str, tool: str, key: str) -> JobRow | None:
+        """The newest call that claimed this idempotency key, or None."""
+
+    async def unfinished(self) -> list[JobRow]:
+        """Calls without a final outcome, oldest first: running, unresolved, in need of recovery."""
 
     async def events(self, *, principal: str | None, after: int, limit: int) -> list[tuple[int, AuditEvent]]:
         """The newest `limit` events whose log position is greater than `after`, oldest first.
@@ -171,107 +251,120 @@ class Store(Protocol):
             limit: The most events to return.
         """
 
+    async def job_events(self, job_id: str) -> list[tuple[int, AuditEvent]]:
+        """The events of one call with their log positions, oldest first."""
 
-class MemoryStore:
-    """The store that lives and dies with the process. See `Store`.
-
-    Args:
-        max_events: Events kept, the newest.
-        max_jobs: Ended calls kept, the newest; running and unresolved ones are never dropped.
-    """
-
-    durable = False
-
-    def __init__(self, *, max_events: int = 10_000, max_jobs: int = 10_000) -> None:
-        self.store_id = new_id("st_")
-        self.secret = secrets.token_bytes(32)
-        self._sessions: dict[tuple[str, str], SessionRow] = {}
-        # Calls that have no final outcome yet.
-        self._open: dict[str, JobRow] = {}
-        # Calls that have, oldest first, at most `max_jobs`.
-        self._ended: OrderedDict[str, JobRow] = OrderedDict()
-        self._max_jobs = max_jobs
-        self._events: deque[tuple[int, AuditEvent]] = deque(maxlen=max_events)
-        # Log position of the newest event.
-        self._log_pos = 0
-
-    async def session(self, principal: str, name: str) -> SessionRow | None:
-        await trio.lowlevel.checkpoint()
-        return self._sessions.get((principal, name))
-
-    async def sessions(self, principal: str) -> list[SessionRow]:
-        await trio.lowlevel.checkpoint()
-        return sorted((row for row in self._sessions.values() if row.principal == principal), key=lambda row: row.name)
+    # ---- a call on its way; none of this is synced, except the intent: no worker survives a power cut
 
     async def insert_job(self, row: JobRow) -> None:
-        await trio.lowlevel.checkpoint()
-        self._open[row.job_id] = row
+        """Remember an accepted call."""
+
+    def insert_job_nowait(self, row: JobRow) -> None:
+        """Remember an accepted call without waiting; whatever is awaited for it later fails when that failed."""
+
+    async def claim(self, row: JobRow) -> Claim:
+        """Remember an accepted call that has an idempotency key, if the key is free.
+
+        A key is free when nobody had it, when its last call was rolled back, never started or only read, and
+        `KEY_LIFETIME` after its last call ended. Where that call is remembered and its key not outlived, the new row
+        `repeats` it.
+
+        Raises:
+            IdempotencyConflict: the key stands for a call with another digest.
+        """
 
     async def advance(
-        self, job_id: str, phase: str, *, worker_pid: int | None = None, worker_started_at: float | None = None
+        self,
+        job_id: str,
+        phase: str,
+        *,
+        worker_pid: int | None = None,
+        worker_started_at: float | None = None,
+        session_version: int | None = None,
+        journal: bytes | None = None,
     ) -> None:
-        await trio.lowlevel.checkpoint()
-        changes: dict[str, Any] = {"phase": phase}
-        if worker_pid is not None:
-            changes |= {"worker_pid": worker_pid, "worker_started_at": worker_started_at}
-        self._open[job_id] = attrs.evolve(self._open[job_id], **changes)
+        """Note how far a call is, and what is known by now; what is None stays as it was."""
+
+    def advance_nowait(
+        self,
+        job_id: str,
+        phase: str,
+        *,
+        worker_pid: int | None = None,
+        worker_started_at: float | None = None,
+        session_version: int | None = None,
+        journal: bytes | None = None,
+    ) -> None:
+        """The same without waiting."""
+
+    def write_intent(self, job_id: str, journal: bytes) -> None:
+        """Note what is about to be published (phase `publishing_outputs`). Blocks until it is synced.
+
+        For a worker thread, never for the event loop.
+        """
+
+    # ---- how it ends
 
     async def finish(self, end: JobEnd) -> None:
-        await trio.lowlevel.checkpoint()
-        # Whatever can fail comes before the first change.
-        session = None if end.session is None else self._next_session(end.session, end.event.time)
-        row = attrs.evolve(self._open[end.job_id], outcome=end.outcome, phase="ended")
-        if end.session is not None:
-            key = (end.session.principal, end.session.name)
-            if session is None:
-                self._sessions.pop(key, None)
-            else:
-                self._sessions[key] = session
-        self.record(end.event)
-        if end.outcome is Outcome.UNRESOLVED:
-            self._open[end.job_id] = row
-            return
-        del self._open[end.job_id]
-        self._ended[end.job_id] = row
-        while len(self._ended) > self._max_jobs:
-            self._ended.popitem(last=False)
+        """The transaction: outcome, session and terminal event, all or nothing; synced if anything is committed by it.
+
+        An unresolved call stays open and is finished once more when it is settled. To finish with the same outcome and
+        event again is no error and changes nothing, so whoever is in doubt may repeat it.
+
+        Raises:
+            AlreadyEnded: the call has another end.
+            StoreConflict: there is no such call, its session is at another version, or it was aborted and cannot be
+                committed.
+        """
+
+    def finish_nowait(self, end: JobEnd) -> None:
+        """End a call that committed nothing, without waiting: the end is written as soon as the store can be."""
 
     async def abort(self, job_id: str) -> None:
-        """Nothing to do: a transaction in memory that raised has changed nothing."""
-        del job_id
-        await trio.lowlevel.checkpoint()
+        """After `finish` raised or was cancelled: make sure that it can never turn out to have happened.
+
+        When nobody can tell whether a COMMIT that failed took effect, this opens a new connection, looks at the call
+        again and has a transaction of its own synced. May be repeated until it succeeds.
+
+        Raises:
+            AlreadyEnded: it *has* happened, durably.
+            StoreUnavailable: nobody can tell; then nothing that was published may be taken back.
+        """
+
+    async def recovered(self, job_id: str, outcome: Outcome, event: AuditEvent) -> bool:
+        """Recovery's end of a call: outcome and event in one synced transaction, if it has no final outcome yet.
+
+        Returns:
+            Whether it had none; if not, nothing was changed.
+        """
+
+    async def need_recovery(self, job_id: str, reason: str, event: AuditEvent | None) -> bool:
+        """Recovery must not decide about this call: it is unresolved and needs recovery, for this reason; synced.
+
+        `recovered` or `finish` settles it later.
+
+        Args:
+            job_id: The call's id.
+            reason: Why, in a sentence that says what to do.
+            event: Its terminal event `unresolved`; None when it has one.
+
+        Returns:
+            Whether the call had no final outcome; if not, nothing was changed.
+        """
 
     def record(self, event: AuditEvent) -> None:
-        self._log_pos += 1
-        self._events.append((self._log_pos, event))
+        """Append an event that is not part of a transaction. Never waits.
 
-    async def job(self, job_id: str) -> JobRow | None:
-        await trio.lowlevel.checkpoint()
-        return self._open.get(job_id) or self._ended.get(job_id)
+        Raises:
+            StoreUnavailable: the log cannot be written now. The event is kept and written later, unless so many wait
+                already that it is lost; then a `gap` event says how many were.
+        """
 
-    async def events(self, *, principal: str | None, after: int, limit: int) -> list[tuple[int, AuditEvent]]:
-        await trio.lowlevel.checkpoint()
-        wanted = [
-            (position, event)
-            for position, event in self._events
-            if position > after and (principal is None or event.principal == principal)
-        ]
-        return wanted[max(0, len(wanted) - limit) :]
 
-    def _next_session(self, write: SessionWrite, now: str) -> SessionRow | None:
-        found = self._sessions.get((write.principal, write.name))
-        incarnation, version = (None, 0) if found is None else (found.incarnation, found.version)
-        if (incarnation, version) != (write.incarnation, write.version):
-            raise RuntimeError(
-                f"session {write.name!r} is at version {version}, not {write.version}: its ticket was not held"
-            )
-        if write.state is None:
-            return None
-        return SessionRow(
-            principal=write.principal,
-            name=write.name,
-            incarnation=incarnation or new_id("si_"),
-            version=version + 1,
-            state=write.state,
-            opened_at=now if found is None else found.opened_at,
-        )
+def idempotency_conflict(row: JobRow, earlier: JobRow) -> IdempotencyConflict:
+    """The refusal of a call whose idempotency key stands for another one."""
+    return IdempotencyConflict(
+        f"The idempotency key {row.idempotency_key!r} was used for another call of {row.tool} ({earlier.job_id}) with "
+        "other arguments or another session. Nothing ran; use a new key for a new call.",
+        earlier_job_id=earlier.job_id,
+    )

@@ -18,6 +18,7 @@ from ztrio.audit import AuditStatistics, may_see
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
 from ztrio.ending import never_silent
 from ztrio.errors import Outcome, ToolboxError, WorkerFailed
+from ztrio.findings import Recovery
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import KeyedLimiterStatistics
 from ztrio.policy import Policy
@@ -167,8 +168,7 @@ class Supervisor:
         running = self._admission.jobs.get(job_id)
         unwritten = (end.outcome for end in self._runtime.unwritten if end.job_id == job_id)
         outcome = row.outcome or next(unwritten, Outcome.RUNNING if running is None else running.outcome)
-        described = attrs.asdict(row) | {"outcome": str(outcome)}
-        return {key: value for key, value in described.items() if value is not None}
+        return row.as_dict() | {"outcome": str(outcome)}
 
     async def events(
         self, *, context: CallContext = LOCAL, after: int = 0, limit: int = 10_000
@@ -195,6 +195,11 @@ class Supervisor:
             backend=runtime.backend.statistics(),
             audit=self.audit.statistics(),
         )
+
+    @property
+    def recovery(self) -> Recovery:
+        """What an earlier process left in the workspace, and what was done about it before the first call."""
+        return self._runtime.recovery
 
     @property
     def containment(self) -> ContainmentReport:

@@ -90,6 +90,7 @@ def ztrio(
       ztrio serve my_tools.py --workspace .            serve your tools over MCP (stdio)
       ztrio call my_tools.py export design=x out_dir=out
       ztrio audit --last 20                            what happened to the calls in this workspace
+      ztrio recover --dry-run                          what a killed server left in this workspace
       ztrio bench cancel --load 64                     what it costs on this machine
 
     \b
@@ -226,6 +227,48 @@ def audit(
     from ztrio_cli.audit import run
 
     return run(workspace, job=job, event=event, last=last, follow=follow, as_json=as_json)
+
+
+@app.command()
+def recover(
+    workspace: Workspace = HERE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and why; change nothing.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept", metavar="ID", help="You have looked: take this call's files as they are.", show_default=False
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="The store, or memory; DIR/.ztrio/state.db if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Put right what a killed server left in a workspace.
+
+    A server does this by itself when it starts. Every file of a call that was cut short is either what it was before
+    or, if the call had committed, what the call made of it; this says which, and why. Where somebody else changed a
+    file meanwhile, both versions are kept and the file is locked until you have looked: take what you need from the
+    job directory, then --accept the call.
+
+    \b
+      ztrio recover --dry-run
+      ztrio recover
+      ztrio recover --accept job_abc...
+
+    Exits with 1 if something is left for you to look at.
+    """
+    from ztrio_cli.recover import run
+
+    return run(workspace, state=state, accept=accept or (), dry_run=dry_run, as_json=as_json)
 
 
 @app.command()

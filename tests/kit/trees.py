@@ -13,11 +13,14 @@ Snapshot = dict[str, tuple[Any, ...]]
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Everything that must be the same after a rollback: inode, mode, mtime, owner, xattrs and content; all below."""
+    """Everything that must be the same after a rollback: inode, mode, mtime, owner, xattrs and content; all below.
+
+    Without ztrio's own folder of a workspace, which is made where a supervisor runs.
+    """
     found: Snapshot = {}
     places = [path, *sorted(path.rglob("*"))] if path.is_dir() and not path.is_symlink() else [path]
     for place in places:
-        if not os.path.lexists(place):
+        if not os.path.lexists(place) or ".ztrio" in place.relative_to(path).parts:
             continue
         status = place.lstat()
         content: Any = None

@@ -24,6 +24,12 @@ def workspace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Where a store that outlives its process has its file; it is not there yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
 def stage(workspace: Path) -> Iterator[Stage]:
     """Prepare a staging: `stage({"out": ("a.txt", Output())}, ops=…)`; discarded at the end of the test."""
     with ExitStack() as stack:

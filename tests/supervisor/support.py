@@ -114,7 +114,7 @@ async def nothing_left(supervisor: ztrio.Supervisor, workspace: Path) -> None:
 
 def job_directories(workspace: Path) -> list[Path]:
     """Job directories anywhere below the workspace."""
-    return sorted(workspace.rglob(".ztrio*"))
+    return sorted(workspace.rglob(".ztrio-*"))
 
 
 async def state(supervisor: ztrio.Supervisor, session: str = "default", context: CallContext = ztrio.LOCAL) -> Any:

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import attrs
 
 from ztrio.errors import OutputConflict, OutputRejected
-from ztrio.publication.exchange import FileOps, Identity, Stat
+from ztrio.publication.exchange import FileOps
+from ztrio.publication.identity import Identity, Stat
 from ztrio.publication.inspect import Fingerprint, OutputLimits, fingerprint
 from ztrio.publication.ownership import Owners
+from ztrio.publication.syncing import sync_tree
 from ztrio.publication.targets import Target, open_parent
 
 __all__ = ["Publication", "Slot"]
@@ -64,6 +66,8 @@ class Slot:
     # How we are about to publish, set before the operation is tried and never cleared: whether it took effect is
     # told by identities.
     intent: Literal["exchange", "move"] | None = None
+    # Whose owner, mode and attributes the staged object has by now; None for nobody's.
+    carried: Identity | None = None
     # What stood at the target right before the exchange; set before `intent`.
     displaced: Stat | None = None
     # Directories of target and slot, open from the start of publication until `Publication.close`.
@@ -79,18 +83,6 @@ class Slot:
     def public(self) -> str:
         """The target's path."""
         return str(self.target.path)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The slot as it stands in `recovery.json`."""
-        return {
-            "parameter": self.target.parameter,
-            "target": self.public,
-            "staged": self.path,  # the displaced object lies here once the target has the new one
-            "parent": self.parent_identity.as_dict(),
-            "old": None if self.before is None else self.before.identity.as_dict(),
-            "old_mode": None if self.before_mode is None else f"{self.before_mode:04o}",
-            "new": None if self.staged is None else self.staged.identity.as_dict(),
-        }
 
 
 @attrs.define
@@ -114,6 +106,8 @@ class Publication:
     state: State = attrs.field(default="idle", init=False)
     # Paths that the last `roll_back` left because somebody else had changed them.
     kept: tuple[str, ...] = attrs.field(default=(), init=False)
+    # Whether what is published must be on the disk; set by `publish` before anything moves.
+    _durable: bool = attrs.field(default=False, init=False)
 
     @property
     def disposable(self) -> bool:
@@ -164,8 +158,12 @@ class Publication:
             raise
         return fd
 
-    def publish(self) -> None:
+    def publish(self, intent: Callable[[], object] | None = None) -> None:
         """Exchange everything that was made, then compare everything that was displaced.
+
+        Args:
+            intent: Writes down durably what is about to move where, and returns when that is done. With it everything
+                is brought to the disk, in the order that `syncing` tells; without it nothing is synced.
 
         Raises:
             OutputConflict: somebody changed a target meanwhile. `roll_back` must follow.
@@ -173,13 +171,39 @@ class Publication:
         """
         self.open()
         made = [slot for slot in self._slots if slot.staged is not None]
+        self._durable = intent is not None and bool(made)
         self.state = "publishing"
+        for slot in made:
+            self._get_ready(slot)
+        if intent is not None and made:
+            intent()
         for slot in made:
             self._put(slot)
         for slot in made:
             self._compare(slot)
-        # A durable store will have the directories of slots and targets synced here.
+        self._sync_directories(made)
         self.state = "published"
+
+    def _get_ready(self, slot: Slot) -> None:
+        """All that can be done before anything moves: a look at the target, its metadata carried over, syncing."""
+        assert slot.parent_fd is not None and slot.slot_fd is not None
+        name, directory = slot.target.name, slot.target.policy.kind == "dir"
+        current = self._ops.stat(slot.parent_fd, name)
+        self._refuse_changed(slot, current)
+        if self._durable and directory:  # before it gets a mode that may keep even its owner from looking
+            sync_tree(self._ops, slot.slot_fd, name, self._limits.max_entries)
+        if current is not None:
+            self._carry(slot, current)
+        if self._durable and not directory:
+            self._ops.sync_data(slot.slot_fd, name)
+
+    def _carry(self, slot: Slot, current: Stat) -> None:
+        assert slot.parent_fd is not None and slot.slot_fd is not None
+        try:
+            self._ops.carry_metadata(slot.parent_fd, slot.target.name, slot.slot_fd, slot.target.name)
+        except FileNotFoundError:
+            raise _conflict(slot, "it was removed") from None
+        slot.carried = current.identity
 
     def _put(self, slot: Slot) -> None:
         assert slot.parent_fd is not None and slot.slot_fd is not None
@@ -194,10 +218,11 @@ class Publication:
             except FileExistsError:
                 raise _conflict(slot, "it was made by somebody else") from None
         else:
+            if slot.carried != current.identity:  # another one by now, which may be overwritten
+                self._carry(slot, current)
             slot.displaced = current
             slot.intent = "exchange"
             try:
-                self._ops.carry_metadata(slot.parent_fd, name, slot.slot_fd, name)
                 new_mode = self._loosen(slot.slot_fd, name)
                 self._loosen(slot.parent_fd, name)
                 self._ops.exchange(slot.slot_fd, name, slot.parent_fd, name)
@@ -205,6 +230,15 @@ class Publication:
                 raise _conflict(slot, "it was removed") from None
         if new_mode is not None:
             self._ops.set_mode(slot.parent_fd, name, new_mode)
+
+    def _sync_directories(self, slots: Sequence[Slot]) -> None:
+        """Bring the names to the disk: of each slot, and once of each directory that holds targets."""
+        if not self._durable:
+            return
+        parents = {slot.parent_identity: slot.parent_fd for slot in slots}
+        for fd in (*parents.values(), *(slot.slot_fd for slot in slots)):
+            assert fd is not None
+            self._ops.sync_directory(fd)
 
     def _refuse_changed(self, slot: Slot, current: Stat | None) -> None:
         """Refuse what is plain to see before anything is moved."""
@@ -259,6 +293,10 @@ class Publication:
                 failures.append(error)
             else:
                 kept += [] if left is None else [left]
+        try:
+            self._sync_directories([slot for slot in self._slots if slot.intent is not None])
+        except OSError as error:
+            failures.append(error)
         self.kept = tuple(kept)
         if failures:
             raise failures[0]

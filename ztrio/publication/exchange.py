@@ -1,12 +1,12 @@
-"""The raw file operations of publication, each on a (directory descriptor, name) pair; the one module with ctypes.
+"""The raw file operations of publication, each on a (directory descriptor, name) pair.
 
-Neither `renameat2` nor `statx` is in `os` (as of Python 3.14), and both carry the promises: EXCHANGE swaps two names
-with no moment at which a reader misses either, NOREPLACE never overwrites, and `statx` gives the birth time without
-which an inode number, reused by the next file, names nothing.
+`renameat2` is not in `os` (as of Python 3.14), and it carries the promises: EXCHANGE swaps two names with no moment at
+which a reader misses either, and NOREPLACE never overwrites. So it is called through ctypes, as `statx` is in
+`identity`.
 
-They are methods of `FileOps` and not functions, so that a test can make each of them fail and later code can put
-syncing between them. Nothing here follows a symlink, ever: the worker that filled staging is not to be trusted, and
-whoever else works in the workspace may swap a directory for a link at any time.
+They are methods of `FileOps` and not functions, so that a test can make each of them fail, write down their order and
+kill the process between any two of them. Nothing here follows a symlink, ever: the worker that filled staging is not
+to be trusted, and whoever else works in the workspace may swap a directory for a link at any time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import errno
 import hashlib
 import os
 import stat
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import attrs
+from ztrio.publication.identity import Identity, Stat, look
 
 __all__ = ["SEARCH", "FileOps", "Identity", "Stat", "handle", "is_missing"]
 
@@ -34,79 +33,16 @@ SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOL
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC if _POSIX else 0
 _CHUNK: Final = 1 << 20
 
-# linux/fs.h, linux/stat.h, linux/fcntl.h
+# linux/fs.h
 _RENAME_NOREPLACE: Final = 1
 _RENAME_EXCHANGE: Final = 2
-_AT_FLAGS: Final = 0x100 | 0x800  # AT_SYMLINK_NOFOLLOW, AT_NO_AUTOMOUNT
-_AT_EMPTY_PATH: Final = 0x1000
-_STATX_BASIC_STATS_AND_BTIME: Final = 0xFFF
-_STATX_BTIME: Final = 0x800
-_ATTRIBUTE_IMMUTABLE: Final = 0x10
-_ATTRIBUTE_APPEND: Final = 0x20
-_ATTRIBUTE_MOUNT_ROOT: Final = 0x2000
-_STATX: Final = struct.Struct("=IIQ IIIHH QQQQ qIi qIi qIi qIi IIII")
-
-_OVERLAYFS_MAGIC: Final = 0x794C7630  # linux/magic.h
 
 # What must not pass from old content to new: privileges, and signatures of the content itself.
 _XATTRS_OF_CONTENT: Final = frozenset({"security.capability", "security.ima", "security.evm"})
 _NOT_ALLOWED: Final = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL})
+_CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})  # fsync(2): the file system has no such thing
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if _POSIX else None
-_HAS_STATX: Final = hasattr(_libc, "statx")  # Linux with glibc >= 2.28 or musl >= 1.2.2
-
-
-@attrs.frozen
-class Identity:
-    """Names one file or directory for as long as it exists, across renames and remounts.
-
-    Device numbers are no part of it: they change on remount. Where the file system keeps no birth time, the inode
-    number alone has to do; a file made after another was removed may then pass for it. So it is on overlayfs, whose
-    birth time is that of the layer and changes when a file is first touched.
-
-    Args:
-        inode: Inode number.
-        born_ns: Birth time in nanoseconds since the epoch, or None where there is none.
-    """
-
-    inode: int
-    born_ns: int | None
-
-    def as_dict(self) -> dict[str, int | None]:
-        """The identity as it stands in `recovery.json`."""
-        return {"inode": self.inode, "born_ns": self.born_ns}
-
-
-@attrs.frozen(kw_only=True)
-class Stat:
-    """What a name stands for; never what a symlink points to. Times in nanoseconds since the epoch, size in bytes."""
-
-    identity: Identity
-    mode: int
-    size: int
-    mtime_ns: int
-    uid: int
-    gid: int
-    links: int
-    pinned: bool = False
-    """Whether the name cannot be exchanged at all: a mount point, or immutable or append-only."""
-
-    @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.mode)
-
-    @property
-    def is_symlink(self) -> bool:
-        return stat.S_ISLNK(self.mode)
-
-    @property
-    def permissions(self) -> int:
-        """The mode without the type."""
-        return stat.S_IMODE(self.mode)
 
 
 def is_missing(error: OSError) -> bool:
@@ -157,7 +93,7 @@ class FileOps:
 
     def stat(self, dir_fd: int, name: str) -> Stat | None:
         """What `name` stands for, or None if there is nothing; the empty name is the directory itself."""
-        return _statx(dir_fd, name) if _HAS_STATX else _portable_stat(dir_fd, name)
+        return look(dir_fd, name)
 
     def digest(self, dir_fd: int, name: str) -> str:
         """SHA-256 of a regular file's content, in hex."""
@@ -199,6 +135,14 @@ class FileOps:
                 _carry_xattrs(old, new)
             os.chmod(new, was.st_mode & (0o3777 if stat.S_ISDIR(was.st_mode) else 0o777))
 
+    def sync_data(self, dir_fd: int, name: str) -> None:
+        """Return when a regular file, content and attributes, is on the disk; see `syncing` for trees."""
+        _sync(dir_fd, name, os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def sync_directory(self, dir_fd: int) -> None:
+        """Return when the names in a directory are on the disk."""
+        _sync(dir_fd, ".", os.O_DIRECTORY)
+
     def write_file(self, dir_fd: int, name: str, data: bytes) -> None:
         """Make `name` hold `data` with mode 0600, atomically.
 
@@ -226,6 +170,44 @@ def _remove(dir_fd: int, name: str) -> None:
         os.unlink(name, dir_fd=dir_fd)
     except FileNotFoundError:
         pass
+
+
+def _sync(dir_fd: int, name: str, flags: int) -> None:
+    fd = _open_to_sync(dir_fd, name, flags)
+    if fd is None:
+        os.sync()  # not even its owner may open it; then everything is brought to the disk
+        return
+    try:
+        if sys.platform == "darwin":  # pragma: no cover
+            _full_sync(fd)
+        else:
+            os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _open_to_sync(dir_fd: int, name: str, flags: int) -> int | None:
+    for access in (os.O_RDONLY,) if flags & os.O_DIRECTORY else (os.O_RDONLY, os.O_WRONLY):
+        try:
+            return os.open(name, access | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+        except PermissionError:
+            continue
+    return None
+
+
+def _full_sync(fd: int) -> None:  # pragma: no cover
+    """What macOS calls fsync leaves the data in the drive's own cache; fcntl(2), F_FULLFSYNC."""
+    import fcntl  # noqa: PLC0415 - this module can be imported where there is none
+
+    try:
+        fcntl.fcntl(fd, 51)  # F_FULLFSYNC, sys/fcntl.h
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC | {errno.ENOTTY}:
+            raise
+        os.fsync(fd)  # a network volume
 
 
 def _allowed(change: Callable[[], None]) -> bool:
@@ -260,52 +242,3 @@ def _rename(source_fd: int, source: str, target_fd: int, target: str, flag: int)
     if failed:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), source, None, target)
-
-
-def _statx(dir_fd: int, name: str) -> Stat | None:
-    buffer = ctypes.create_string_buffer(256)
-    flags = _AT_FLAGS if name else _AT_FLAGS | _AT_EMPTY_PATH
-    if _libc.statx(dir_fd, os.fsencode(name), flags, ctypes.c_uint(_STATX_BASIC_STATS_AND_BTIME), buffer):
-        number = ctypes.get_errno()
-        if number == errno.ENOENT:
-            return None
-        raise OSError(number, os.strerror(number), name)
-    fields = _STATX.unpack_from(buffer)
-    mask, attributes, links, uid, gid, mode, inode, size = (fields[index] for index in (0, 2, 3, 4, 5, 6, 8, 9))
-    born_s, born_ns, mtime_s, mtime_ns = (fields[index] for index in (15, 16, 21, 22))
-    born = born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None
-    return Stat(
-        identity=Identity(inode, born),
-        mode=mode,
-        size=size,
-        mtime_ns=mtime_s * 10**9 + mtime_ns,
-        uid=uid,
-        gid=gid,
-        links=links,
-        pinned=bool(attributes & (_ATTRIBUTE_MOUNT_ROOT | _ATTRIBUTE_IMMUTABLE | _ATTRIBUTE_APPEND)),
-    )
-
-
-def _is_overlay(dir_fd: int) -> bool:
-    buffer = ctypes.create_string_buffer(256)  # struct statfs, 120 bytes on 64-bit; f_type comes first
-    if _libc.fstatfs(dir_fd, buffer):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return ctypes.c_long.from_buffer(buffer).value == _OVERLAYFS_MAGIC
-
-
-def _portable_stat(dir_fd: int, name: str) -> Stat | None:
-    try:
-        found = os.stat(name, dir_fd=dir_fd, follow_symlinks=False) if name else os.fstat(dir_fd)
-    except FileNotFoundError:
-        return None
-    born = getattr(found, "st_birthtime", None)
-    return Stat(
-        identity=Identity(found.st_ino, None if born is None else int(born * 10**9)),
-        mode=found.st_mode,
-        size=found.st_size,
-        mtime_ns=found.st_mtime_ns,
-        uid=found.st_uid,
-        gid=found.st_gid,
-        links=found.st_nlink,
-    )

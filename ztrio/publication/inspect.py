@@ -17,7 +17,8 @@ from typing import Final
 import attrs
 
 from ztrio.errors import LimitExceeded, OutputRejected
-from ztrio.publication.exchange import FileOps, Identity, Stat, handle
+from ztrio.publication.exchange import FileOps, handle
+from ztrio.publication.identity import Identity, Mark, Stat
 from ztrio.publication.targets import Target
 
 __all__ = ["Budget", "Fingerprint", "OutputLimits", "TooDeep", "fingerprint", "inspect_staged", "too_large", "walk"]
@@ -59,6 +60,17 @@ class Fingerprint:
     size: int
     mtime_ns: int
     digest: str | None
+
+    def mark(self, *, directory: bool) -> Mark:
+        """The object as it is written down, to be known again after a crash."""
+        return Mark(
+            inode=self.identity.inode,
+            born_ns=self.identity.born_ns,
+            directory=directory,
+            size=self.size,
+            mtime_ns=self.mtime_ns,
+            digest=self.digest,
+        )
 
 
 class TooDeep(Exception):

@@ -22,12 +22,13 @@ import attrs
 from ztrio.publication.exchange import SEARCH, FileOps
 from ztrio.publication.removal import remove_contents
 
-__all__ = ["JOB_PREFIX", "JobDirectory"]
+__all__ = ["JOB_PREFIX", "PROBE_PREFIX", "JobDirectory"]
 
 JOB_PREFIX: Final = ".ztrio-job-"
 """A job directory's name is this and the job's id."""
 
-_PROBE_PREFIX: Final = ".ztrio-probe-"
+PROBE_PREFIX: Final = ".ztrio-probe-"
+"""Likewise, of what is made in a target's directory for a moment, to see whether that works."""
 
 
 @attrs.define
@@ -69,7 +70,7 @@ class JobDirectory:
         Raises:
             OSError: it does not work there at all: no permission, read-only, no EXCHANGE, no room.
         """
-        there = _PROBE_PREFIX + os.path.basename(self.path).removeprefix(JOB_PREFIX)
+        there = PROBE_PREFIX + os.path.basename(self.path).removeprefix(JOB_PREFIX)
         try:
             for name in ("probe-1", "probe-2"):
                 _make(self.fd, name, kind)

@@ -13,7 +13,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from ztrio.publication.exchange import FileOps, Identity, handle
+from ztrio.publication.exchange import FileOps, handle
+from ztrio.publication.identity import Identity
 from ztrio.publication.inspect import TooDeep, walk
 
 __all__ = ["Owners", "give_back", "hand_over", "let_pass", "make_folder"]

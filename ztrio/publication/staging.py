@@ -13,26 +13,30 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ztrio.errors import OutputRefused
 from ztrio.publication.commit import Publication, Slot
 from ztrio.publication.copying import copy_in
-from ztrio.publication.exchange import FileOps, Stat
+from ztrio.publication.entries import described, journal_of
+from ztrio.publication.exchange import FileOps
+from ztrio.publication.identity import Stat
 from ztrio.publication.inspect import Budget, Fingerprint, OutputLimits, fingerprint, inspect_staged
 from ztrio.publication.jobdir import JobDirectory
+from ztrio.publication.journal import Journal, encode_journal
 from ztrio.publication.ownership import Owners, give_back, hand_over, let_pass, make_folder
 from ztrio.publication.public import Replacement
-from ztrio.publication.recovery import RecoveryFile
+from ztrio.publication.recovery_file import RecoveryFile
 from ztrio.publication.targets import Target, check_existing, open_parent, refuse, refuse_overlap
 
 __all__ = ["Publisher", "Staging"]
 
 
 class Publisher:
-    """Makes stagings. One per supervisor; it has no state of its own, so any number of threads may use it at once.
+    """Makes stagings. One per supervisor; any number of threads may use it at once.
 
     Args:
         workspace: The workspace's directory.
@@ -54,6 +58,17 @@ class Publisher:
         self._worker = (worker or (0, os.getegid())) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
         self._ops = FileOps() if ops is None else ops
         self._limits = OutputLimits() if limits is None else limits
+        # The store that the calls belong to, for `recovery.json`; set before the first call.
+        self._whose: dict[str, Any] = {}
+
+    def sign(self, store_id: str, *, durable: bool) -> None:
+        """Say to which store the calls belong, so that the job directories tell it to whoever finds them.
+
+        Args:
+            store_id: The store.
+            durable: Whether it survives its process.
+        """
+        self._whose = {"store_id": store_id, "durable": durable}
 
     def prepare(self, job_id: str, targets: Sequence[Target], *, label: Mapping[str, Any]) -> Staging:
         """Make the job directory of a call, and see that its outputs can be published later.
@@ -61,7 +76,8 @@ class Publisher:
         Args:
             job_id: The call's id.
             targets: Its outputs, as `resolve_output` found them.
-            label: JSON-like facts about the call for `recovery.json`: session, tool, …
+            label: JSON-like facts about the call for `recovery.json`: session, tool, …; `external` says that the tool
+                has effects elsewhere.
 
         Raises:
             OutputRefused: a target cannot be published to; OUTPUT_NOT_WRITABLE names the directory.
@@ -71,7 +87,7 @@ class Publisher:
         refuse_overlap(targets)
         staging = Staging(self._workspace, job_id, self._ops, self._limits, self._worker)
         try:
-            staging.make(targets, label)
+            staging.make(targets, {**self._whose, **label})
         except BaseException:
             staging.discard()
             raise
@@ -94,6 +110,8 @@ class Staging:
         # One per output, in the order of the targets; complete when `make` returns.
         self._slots: list[Slot] = []
         self._publication = Publication(workspace, ops, limits, self._slots)
+        # Whether the tool has effects elsewhere; known when `make` begins.
+        self._external = False
         # These three are complete when `make` returns and never change after that.
         self._recovery: RecoveryFile | None = None
         self._replacement = Replacement(())
@@ -121,6 +139,7 @@ class Staging:
 
     def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
         """The work of `Publisher.prepare`, which cleans up after it."""
+        self._external = bool(label.get("external"))
         home = self._make_home()
         budget = Budget(self._limits.max_bytes, self._limits.max_entries)
         for target in targets:
@@ -152,7 +171,7 @@ class Staging:
         """
         assert self._recovery is not None
         self._refuse_closed()
-        self._recovery.write(phase, {"outputs": [slot.as_dict() for slot in self._slots], **facts})
+        self._recovery.write(phase, {**described(self._journal(), self._slots), **facts})
 
     def inspect(self) -> None:
         """See whether what the tool made may be published. Only after everything of the worker is proven dead.
@@ -169,8 +188,13 @@ class Staging:
             give_back(self._ops, slot_fd, slot.target.name, slot.owners, budget.entries)
             slot.staged = inspect_staged(self._ops, slot_fd, slot.target, budget, self._limits)
 
-    def publish(self) -> Mapping[str, str]:
+    def publish(self, intent: Callable[[bytes], object] | None = None) -> Mapping[str, str]:
         """Put everything that was made and inspected to its target, after noting in `recovery.json` what is to happen.
+
+        Args:
+            intent: Writes the journal durably into the call's row, and returns when that is done; called when
+                everything staged is on the disk and nothing has moved. Given where the store is durable, and only
+                there; not called when there is nothing to publish.
 
         Returns:
             Parameter → public path, of what was published.
@@ -180,8 +204,16 @@ class Staging:
             OSError: as the system reports it. Whatever was raised, `roll_back` puts everything back.
         """
         self.record("publishing_outputs")
-        self._publication.publish()
+        self._publication.publish(None if intent is None else partial(intent, self.journal()))
         return {slot.target.parameter: slot.public for slot in self._slots if slot.staged is not None}
+
+    def journal(self) -> bytes:
+        """What the call is about to do to which files, as it is known now; see `journal`."""
+        return encode_journal(self._journal())
+
+    def _journal(self) -> Journal:
+        directories = [directory.path for directory in self._directories]
+        return journal_of(self._job_id, self._workspace, self._slots, directories, external=self._external)
 
     def roll_back(self) -> tuple[str, ...]:
         """Put everything back as it was. Does nothing where nothing was done.
@@ -205,7 +237,8 @@ class Staging:
             self.close()
             return tuple(directory.path for directory in self._directories)
         self._publication.close()
-        return tuple(directory.path for directory in self._directories if not directory.remove())
+        # The workspace's own last: as long as it is there, whoever looks for leftovers finds the others through it.
+        return tuple(directory.path for directory in reversed(self._directories) if not directory.remove())
 
     def close(self) -> None:
         """Let go of everything and leave it where it is: for a call whose outcome nobody knows yet."""

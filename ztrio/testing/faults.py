@@ -17,7 +17,7 @@ class FaultyOps(FileOps):
     """File operations of which one call fails.
 
     Args:
-        operation: Name of the operation that fails: `exchange`, `move_new`, …; with None nothing fails.
+        operation: Name of the operation that fails: `exchange`, `move_new`, …, or `*` for any; with None nothing fails.
         error: What it raises.
         nth: Which call of it fails, counted from 1.
         after: Whether it fails *after* having taken effect, as a signal or a lost answer would have it.
@@ -51,7 +51,7 @@ class FaultyOps(FileOps):
 
     def _run(self, name: str, real: Callable[[], _T], *, undo: Callable[[_T], None] | None = None) -> _T:
         self.calls.append(name)
-        if name != self._operation or not self.armed:
+        if self._operation not in (name, "*") or not self.armed:
             return real()
         self._left -= 1
         if self._left != 0:
@@ -91,6 +91,12 @@ class FaultyOps(FileOps):
 
     def carry_metadata(self, source_fd: int, source: str, target_fd: int, target: str) -> None:
         self._run("carry_metadata", lambda: self._real.carry_metadata(source_fd, source, target_fd, target))
+
+    def sync_data(self, dir_fd: int, name: str) -> None:
+        self._run("sync_data", lambda: self._real.sync_data(dir_fd, name))
+
+    def sync_directory(self, dir_fd: int) -> None:
+        self._run("sync_directory", lambda: self._real.sync_directory(dir_fd))
 
     def write_file(self, dir_fd: int, name: str, data: bytes) -> None:
         self._run("write_file", lambda: self._real.write_file(dir_fd, name, data))

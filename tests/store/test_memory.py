@@ -3,33 +3,37 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
-from tests.core.store_contract import OpenStore, StoreContract, end, event, job_row, log
+from tests.store.contract import StoreContract
+from tests.store.contract_keys import keyed
+from tests.store.rows import Clock, OpenStore, end, event, job_row, log
 from ztrio.errors import Outcome
-from ztrio.store import JobEnd, MemoryStore, Store
+from ztrio.memory_store import MemoryStore
+from ztrio.store import Claim, JobEnd, Store
 from ztrio.testing import FaultyStore
 
 
 class TestMemoryStore(StoreContract):
     @pytest.fixture
-    def open_store(self) -> OpenStore:
+    def open_store(self, clock: Clock) -> OpenStore:
         """The store that lives and dies with the process."""
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Store]:
-            yield MemoryStore()
+            yield MemoryStore(now=clock)
 
         return opened
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):
     @pytest.fixture
-    def open_store(self) -> OpenStore:
+    def open_store(self, clock: Clock) -> OpenStore:
         """The store for fault injection keeps every promise while nothing fails."""
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Store]:
-            yield FaultyStore()
+            yield FaultyStore(now=clock)
 
         return opened
 
@@ -54,29 +58,65 @@ async def test_old_ended_calls_are_forgotten_but_none_that_is_open() -> None:
     assert [1, 2, 6, 7] == known
 
 
+async def test_old_keys_and_answers_are_forgotten() -> None:
+    """Memory is bounded: a forgotten call's key is free, and of many large answers the newest are kept."""
+    store = MemoryStore(max_jobs=70)
+    for number in range(1, 101):
+        await store.claim(keyed(number, key=f"k{number}"))
+        await store.finish(
+            JobEnd(
+                job_id=f"job_{number}", outcome=Outcome.COMMITTED, event=event("commit", number), result=bytes(2**20)
+            )
+        )
+    assert [True] * 30 == [await store.job_by_key("ann", "export", f"k{number}") is None for number in range(1, 31)]
+    assert Claim(mine=True) == await store.claim(keyed(200, key="k1"))
+    kept = [await store.claim(keyed(300, key=f"k{number}")) for number in range(31, 101)]
+    assert ([False] * 70, [False] * 6 + [True] * 64) == (
+        [found.mine for found in kept],
+        [found.result is not None for found in kept],
+    )
+    for number in range(101, 171):
+        await end(store, number)
+    assert await store.job_by_key("ann", "export", "k100") is None
+
+
 async def test_a_faulty_store_fails_where_it_was_told() -> None:
     """A fault strikes the operation or the step it names, and changes nothing."""
     seen: list[str] = []
     store = FaultyStore(
-        fail={"advance:preparing": OSError("no"), "finish:commit": RuntimeError("no"), "sessions": OSError("no")},
+        fail={
+            "advance:preparing": OSError("no"),
+            "write_intent": OSError("no"),
+            "finish:commit": RuntimeError("no"),
+            "sessions": OSError("no"),
+            "record:start": OSError("no"),
+        },
         before=seen.append,
     )
-    await store.insert_job(job_row(1))
+    store.insert_job_nowait(job_row(1))
     with pytest.raises(OSError, match="no"):
         await store.advance("job_1", "preparing")
+    with pytest.raises(OSError, match="no"):
+        store.advance_nowait("job_1", "preparing")
     await store.advance("job_1", "worker_running", worker_pid=1, worker_started_at=1.0)
+    with pytest.raises(OSError, match="no"):
+        store.write_intent("job_1", b"journal")
     with pytest.raises(RuntimeError, match="no"):
         await store.finish(JobEnd(job_id="job_1", outcome=Outcome.COMMITTED, event=event("commit", 1)))
     await store.abort("job_1")
-    assert await store.session("ann", "default") is None
+    assert store.read_session("ann", "default") is None
     with pytest.raises(OSError, match="no"):
         await store.sessions("ann")
+    with pytest.raises(OSError, match="no"):
+        store.record(event("start", 1))
     assert [] == await log(store)
     await store.finish(JobEnd(job_id="job_1", outcome=Outcome.ROLLED_BACK, event=event("rollback", 1)))
     expected = [
         "insert_job",
         "advance:preparing",
+        "advance:preparing",
         "advance:worker_running",
+        "write_intent",
         "finish:commit",
         "abort",
         "session",
@@ -87,9 +127,11 @@ async def test_a_faulty_store_fails_where_it_was_told() -> None:
 
 
 async def test_a_faulty_store_stalls_where_it_was_told(autojump_clock: trio.testing.MockClock) -> None:
-    """A stalled operation never ends, until it is cancelled."""
+    """A stalled operation never ends, until it is cancelled; what is not awaited cannot stall."""
     store = FaultyStore(stall=("insert_job",))
     with trio.move_on_after(1000) as scope:
         await store.insert_job(job_row(1))
     assert scope.cancelled_caught
+    with pytest.raises(ValueError, match="insert_job"):
+        store.insert_job_nowait(job_row(1))
     assert await store.job("job_1") is None

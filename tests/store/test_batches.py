@@ -1,0 +1,109 @@
+"""Many writers at once: one transaction, one answer each, and whoever leaves in the middle knows what to ask."""
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.store.faults import Faults, opened, until
+from tests.store.rows import commit_of, event, job_row, log
+from ztrio.errors import Outcome
+from ztrio.store import AlreadyEnded, StoreConflict
+from ztrio_sql import reading
+from ztrio_sql.operations import Nothing
+from ztrio_sql.tables import meta
+from ztrio_sql.transaction import LogEntry, Transaction
+
+
+class Broken(Nothing):
+    """An operation that the database itself refuses in the middle."""
+
+    def apply(self, transaction: Transaction) -> None:
+        """Change something, then violate a constraint."""
+        transaction.append(LogEntry.of(event("never", 666)))
+        transaction.connection.execute(meta.insert().values(key="once", value=b""))
+        transaction.connection.execute(meta.insert().values(key="store_id", value=b""))
+
+
+async def test_one_that_is_refused_does_not_fail_the_others(tmp_path: Path, faults: Faults) -> None:
+    """In one batch, what the database refuses is undone alone, and all others are done and answered."""
+    outcomes: dict[str, Any] = {}
+
+    async def attempt(name: str, operation: Any) -> None:
+        try:
+            outcomes[name] = await operation()
+        except Exception as error:
+            outcomes[name] = type(error)
+
+    async with opened(tmp_path, faults) as store:
+        await store.insert_job(job_row(1))
+        faults.gate = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.insert_job, job_row(2))
+            await until(faults.at_gate.is_set)  # the others come together while this one is being committed
+            store.record(event("allow", 1))
+            nursery.start_soon(attempt, "broken", partial(store._do, Broken("job_1")))
+            nursery.start_soon(attempt, "again", partial(store.insert_job, job_row(1)))
+            nursery.start_soon(attempt, "unknown", partial(store.finish, commit_of(9)))
+            nursery.start_soon(attempt, "commit", partial(store.finish, commit_of(1)))
+            await trio.testing.wait_all_tasks_blocked()
+            store.record(event("allow", 2))
+            before = faults.commits
+            faults.gate.set()
+            faults.gate = None
+        assert {"broken": StoreConflict, "again": StoreConflict, "unknown": StoreConflict, "commit": None} == outcomes
+        assert before + 1 == faults.commits
+        verification = await store.verify()
+        assert (3, None) == (verification.events, verification.bad)
+        assert {"allow", "commit"} == {each.event for each in await log(store)}
+        with store._reader._asking() as connection:
+            assert reading.fact(connection, "once") is None
+
+
+async def test_a_cancelled_commit_is_in_doubt_until_it_is_aborted(tmp_path: Path, faults: Faults) -> None:
+    """Cancelled in the middle of its COMMIT, a call cannot tell; `abort` waits for the answer and has it."""
+    async with opened(tmp_path, faults) as store:
+        await store.insert_job(job_row(1))
+        faults.gate = threading.Event()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.finish, commit_of(1))
+                await until(faults.at_gate.is_set)
+                scope.cancel()
+        assert scope.cancelled_caught
+        outcome: list[Outcome] = []
+
+        async def abort() -> None:
+            with pytest.raises(AlreadyEnded) as caught:
+                await store.abort("job_1")
+            outcome.append(caught.value.outcome)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(abort)
+            await trio.testing.wait_all_tasks_blocked()
+            assert [] == outcome
+            faults.gate.set()
+            faults.gate = None
+        assert [Outcome.COMMITTED] == outcome
+
+
+async def test_a_cancelled_commit_that_still_waited_never_happens(tmp_path: Path, faults: Faults) -> None:
+    """Cancelled while others are being committed, a transaction is taken back."""
+    async with opened(tmp_path, faults) as store:
+        await store.insert_job(job_row(1))
+        faults.gate = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.insert_job, job_row(2))
+            await until(faults.at_gate.is_set)
+            with trio.move_on_after(0.01) as scope:
+                await store.finish(commit_of(1))
+            assert scope.cancelled_caught
+            assert 0 == store.statistics().waiting
+            faults.gate.set()
+            faults.gate = None
+        await store.abort("job_1")
+        assert await store.session("ann", "default") is None
