@@ -24,7 +24,7 @@ from ztrio.ending import write_again
 from ztrio.errors import InvalidArguments, UnsupportedPlatform
 from ztrio.jobs import Blocking, Runtime, Settings
 from ztrio.limits import KeyedLimiter
-from ztrio.loading import function_ref
+from ztrio.loading import known_ref
 from ztrio.policy import Policy
 from ztrio.publication.staging import Publisher
 from ztrio.sessions import SessionPins
@@ -119,7 +119,7 @@ class _Services:
         )
 
     def _backend_settings(self, toolbox: Toolbox) -> BackendSettings:
-        references = [function_ref(tool.function) for tool in toolbox if tool.in_worker]
+        references = [known_ref(tool.function) for tool in toolbox if tool.in_worker]
         modules = dict.fromkeys((ref.module.name, ref.module.file) for ref in references)
         return BackendSettings(
             modules=tuple(modules),

@@ -75,7 +75,7 @@ class JobRow:
         tool: Name of the tool.
         session: The caller's name for the session.
         capability: `read`, `write` or `destructive`.
-        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `ended`.
+        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs` or `ended`.
         outcome: What became of the effects; None while running.
         targets: Parameter name → absolute path.
         created_at: Wall clock, ISO 8601 in UTC.

@@ -119,7 +119,7 @@ async def test_cancelled_at_each_await(
     await nothing_left(supervisor, tmp_path)
 
 
-COMMIT = ["advance:publishing_outputs", "advance:committing_state", "finish:commit"]
+COMMIT = ["advance:publishing_outputs", "finish:commit"]
 
 
 @pytest.mark.parametrize("step", COMMIT)

@@ -192,6 +192,27 @@ async def test_first_come_first_served(zygote: ZygoteBackend) -> None:
     assert order == list(range(10))
 
 
+async def test_when_the_pool_is_filled_up(tmp_path: Path) -> None:
+    """A worker that was handed over is replaced when it has ended; at once only when it was the last."""
+
+    async def full() -> None:
+        with trio.fail_after(10):
+            while backend.statistics().idle < 2:
+                await trio.sleep(0.001)
+
+    async with open_zygote_backend(settings(tmp_path, prewarmed=2)) as backend:
+        await full()
+        first = await backend.acquire()
+        assert (1, 0) == (backend.statistics().idle, backend.statistics().starting)
+        await first.terminate(grace=0, bound=BOUND)
+        await full()
+        workers = [await backend.acquire() for _ in range(2)]
+        await full()
+        for worker in workers:
+            await worker.terminate(grace=0, bound=BOUND)
+    assert 3 == backend.statistics().handed_over
+
+
 @pytest.mark.parametrize("turns", range(12))
 async def test_a_caller_that_leaves_leaves_nothing(zygote: ZygoteBackend, turns: int) -> None:
     """Wherever `acquire` is cancelled, its worker goes to the next in line, or is ended with the backend."""

@@ -119,6 +119,11 @@ class Staging:
         """The directories that the worker must be able to write: each slot and `tmp`, not the job directory itself."""
         return (str(self.tmp), *(os.path.dirname(slot.path) for slot in self._slots))
 
+    @property
+    def begun(self) -> bool:
+        """Whether publication has begun, so that there may be something to roll back."""
+        return self._publication.state != "idle"
+
     def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
         """The work of `Publisher.prepare`, which cleans up after it."""
         home = self._make_home()

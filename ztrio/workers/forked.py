@@ -38,6 +38,8 @@ __all__ = ["ForkedWorker"]
 _STATUS_BOUND: Final = 0.5  # seconds for the fork server to say how a worker ended
 _FIRST_PAUSE: Final = 0.0005  # seconds between looks at a cgroup or after a sweep, doubled each time
 _LAST_PAUSE: Final = 0.05
+_FDINFO: Final = 4096  # bytes, more than there are
+_GONE: Final = -1  # process id of one that was reaped
 
 
 @attrs.frozen(kw_only=True)
@@ -352,8 +354,12 @@ class ForkedWorker:
 
 def _pid_of(pidfd: int) -> int:
     """The process id on the host; the fork server, in its own namespace, knows another. pidfd_open(2), proc(5)."""
-    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "Pid":
-            return int(value)
-    raise ServerGone
+    fd = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _, _, rest = os.read(fd, _FDINFO).partition(b"\nPid:")
+    finally:
+        os.close(fd)
+    pid = int(rest.partition(b"\n")[0] or _GONE)
+    if pid == _GONE:
+        raise ServerGone
+    return pid
