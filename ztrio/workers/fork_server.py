@@ -18,6 +18,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -122,8 +123,11 @@ class ForkServer:
         self._rung = rung
         self._lifeline = lifeline
         self._schemas: dict[tuple[str, str], Schema] = {}
-        # Worker's number → process id, for those not reaped; of the guard on the rung `job-init`.
+        # Worker's number → process id, for those that the supervisor waits for; of the guard on the rung `job-init`.
         self._workers: dict[int, int] = {}
+        # pidfd → (number, process id) of those that have not ended; exactly these are polled, beside the socket.
+        self._running: dict[int, tuple[int, int]] = {}
+        self._poll = select.poll()
         # Opened before any foreign code runs. -1 where it is not needed.
         self._own_namespace = own_pid_namespace() if rung == "pidns" else -1
 
@@ -159,22 +163,50 @@ class ForkServer:
         return problem is None and threads == 1
 
     def run(self) -> None:
-        """Answer messages until the supervisor hangs up."""
+        """Answer messages and tell who has ended, until the supervisor hangs up."""
         drop_bounding_set()  # once for all workers
-        while (received := control.receive(self._sock)) is not None:
-            message, descriptors = received
-            try:
-                if isinstance(message, control.Spawn):
-                    self._spawn(message.job, descriptors)
-                elif isinstance(message, control.Look):
-                    self._look(message.job, sweep=message.sweep)
-                elif isinstance(message, control.Reap):
-                    os.waitpid(self._workers.pop(message.job), os.WNOHANG)  # it has ended, or was given up
-            except BrokenPipeError:
-                return
-            finally:
-                for fd in descriptors:
-                    os.close(fd)
+        self._poll.register(self._sock, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd != self._sock.fileno():
+                        self._tell_end(fd)
+                    elif not self._answer():
+                        return
+        except BrokenPipeError:
+            return
+
+    def _answer(self) -> bool:
+        received = control.receive(self._sock)
+        if received is None:
+            return False
+        message, descriptors = received
+        try:
+            if isinstance(message, control.Spawn):
+                self._spawn(message.job, descriptors)
+            elif isinstance(message, control.Sweep):
+                kill_all_children(self._workers.values())
+                control.send(self._sock, control.Swept(message.job))
+            elif isinstance(message, control.Reap):
+                pid = self._workers.pop(message.job)
+                if (message.job, pid) not in self._running.values():
+                    os.waitpid(pid, 0)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        return True
+
+    def _tell_end(self, pidfd: int) -> None:
+        job, pid = self._running.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        if job not in self._workers:
+            os.waitpid(pid, 0)  # nobody waits for it
+            return
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert info is not None  # without WNOHANG it waits, though not here
+        status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        control.send(self._sock, control.Ended(job, status))
 
     def _spawn(self, job: int, descriptors: tuple[int, ...]) -> None:
         namespace = None
@@ -200,10 +232,9 @@ class ForkServer:
             control.send(self._sock, control.NotBorn(job, error.strerror or str(error)))
             return
         self._workers[job] = pid
-        try:
-            control.send(self._sock, control.Born(job, namespace), (pidfd,))
-        finally:
-            os.close(pidfd)
+        self._running[pidfd] = job, pid
+        self._poll.register(pidfd, select.POLLIN)
+        control.send(self._sock, control.Born(job, namespace), (pidfd,))
 
     def _fork_in_namespace(self, descriptors: tuple[int, ...]) -> tuple[int, int]:
         unshare_pid_namespace()
@@ -215,17 +246,6 @@ class ForkServer:
             # Also after a fork that failed. If this fails, no further worker could be made, and the zygote ends.
             namespace = leave_pid_namespace(self._own_namespace)
         return pid, namespace
-
-    def _look(self, job: int, *, sweep: bool) -> None:
-        info = os.waitid(os.P_PID, self._workers[job], os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        status = None
-        if info is not None:
-            status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        swept = False
-        if sweep and info is not None and self._rung == "job-init":
-            kill_all_children(self._workers.values())
-            swept = True
-        control.send(self._sock, control.Status(job, status, swept))
 
     # ---- in the worker
 

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 import trio
 
-from ztrio.workers import cgroups
+from ztrio.workers import cgroups, control
 from ztrio.workers.backend import Proof
 from ztrio.workers.containment import (
     GroupEnd,
@@ -30,7 +30,7 @@ from ztrio.workers.job_init import ALL_DEAD, KILL, SOFT, VERDICT
 from ztrio.workers.ladder import complete
 from ztrio.workers.output import OutputPipe
 from ztrio.workers.programs import pipe
-from ztrio.workers.server import ForkServerLink, ServerGone
+from ztrio.workers.server import Answer, ForkServerLink, ServerGone
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["ForkedWorker"]
@@ -48,6 +48,7 @@ class _Birth:
 
     Args:
         job: Its number at the fork server.
+        end: Where the fork server says how it ended.
         pid: Process id on the host, of the guard on the rung `job-init`.
         pidfd: Refers to that process.
         namespace: Inode number of its PID namespace, or None.
@@ -56,6 +57,7 @@ class _Birth:
     """
 
     job: int
+    end: Answer
     pid: int
     pidfd: int
     namespace: int | None
@@ -150,10 +152,11 @@ class ForkedWorker:
                 procs = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
                 theirs.callback(os.close, procs)
                 special.append(procs)
-            job, born, pidfd = await link.fork((far.fileno(), printed, *special))
+            born, pidfd, end = await link.fork((far.fileno(), printed, *special))
             ours.callback(os.close, pidfd)
             birth = _Birth(
-                job=job,
+                job=born.job,
+                end=end,
                 pid=_pid_of(pidfd),
                 pidfd=pidfd,
                 namespace=born.namespace,
@@ -296,8 +299,7 @@ class ForkedWorker:
         if self.link.rung == "job-init":
             if not self._all_dead and not self._hear_verdict():
                 # The guard was killed itself. What it left is re-parented to the fork server.
-                status = await self.link.look(self._birth.job, sweep=True)
-                self._all_dead = status is not None and status.swept
+                self._all_dead = await self.link.sweep(self._birth.job)
             if self._all_dead:
                 return True
         elif self.link.rung == "group" and await self._kill_members():
@@ -335,9 +337,10 @@ class ForkedWorker:
         if self._status is None and self.link.rung == "job-init":
             self._hear_verdict()
         if self._status is None:
+            end = self._birth.end
             with trio.move_on_after(_STATUS_BOUND):
-                found = await self.link.look(self._birth.job)
-                self._status = None if found is None else found.status
+                await end.come.wait()
+                self._status = end.message.status if isinstance(end.message, control.Ended) else None
         return self._status
 
     def _close(self) -> None:
