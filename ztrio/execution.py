@@ -126,6 +126,8 @@ class Execution:
         job, runtime = self._job, self._runtime
         await self._advance("preparing")
         self._worker = worker = await runtime.backend.acquire()
+        if job.tool.grace == 0:
+            job.kill = worker.kill
         try:
             self._staging = await runtime.blocking(_prepare, runtime, job, worker)
         except OSError as error:

@@ -97,6 +97,8 @@ class ForkedWorker:
         self._leader = LeaderWatch(birth.pid, pidfd=birth.pidfd)
         self._started_at = started_at(birth.pid)
         self._conversation = Conversation(sock, output, self._leader.exited, self._how_it_ended)
+        # Trio time of the first `kill`.
+        self._killed_at: float | None = None
         # One `terminate` at a time; a later one finds the proof of the earlier.
         self._ending = trio.Lock()
         # Set once, when the end is proven; everything is closed then.
@@ -207,6 +209,14 @@ class ForkedWorker:
         """The last of what the worker wrote to stdout and stderr."""
         return self._conversation.output_tail()
 
+    def kill(self) -> None:
+        """Send SIGKILL; see `backend.Worker`."""
+        if not self._closed:
+            self._killed_at = self._killed_at or trio.current_time()
+            if self.link.rung == "group" and not self.link.died.is_set():
+                signal_group(self.pid, signal.SIGKILL)  # the fork server holds the leader unreaped
+            self._kill()
+
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """End the worker and its descendants and prove it; see `backend.Worker`. May be called again after None."""
         async with self._ending:
@@ -226,7 +236,7 @@ class ForkedWorker:
                 complete=complete(self.link.rung),
                 pid=birth.pid,
                 status=self._status,
-                killed_at=end.killed_at,
+                killed_at=self._killed_at or end.killed_at,
                 proven_at=end.proven_at,
                 survivors_killed=end.survivors_killed,
                 escalated=end.escalated,
@@ -272,11 +282,11 @@ class ForkedWorker:
             self._signal(signal.SIGCONT)  # in case a tool has stopped its guard
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self._closed and not self._leader.has_exited:
+        if not self._closed:
             try:
                 signal.pidfd_send_signal(self._birth.pidfd, number)
             except ProcessLookupError:
-                pass  # it has ended just now
+                pass  # it has ended, and was reaped when the fork server ended
 
     async def _is_gone(self, bound: float) -> bool:
         """Wait at most that many seconds for the proof that nobody of the tree is left."""
