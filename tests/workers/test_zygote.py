@@ -116,6 +116,26 @@ async def test_everything_is_loaded(tmp_path: Path) -> None:
         assert await call(backend, tmp_path, "preloaded") < asked
 
 
+async def test_the_last_word_of_a_launcher() -> None:
+    """What a launcher said before it ended is heard, even if its end is noticed first."""
+    link = await ForkServerLink.launch()
+    heard: list[Refused] = []
+
+    async def choose() -> None:
+        with pytest.raises(Refused, match="no way to contain a worker works here") as caught:
+            await link.choose(("cgroup",), None)
+        heard.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(choose)
+        await trio.testing.wait_all_tasks_blocked()
+        assert os.waitid(os.P_PID, link.pid, os.WEXITED | os.WNOWAIT) is not None
+        link._read = link.ended.wait  # type: ignore[method-assign]
+        await link.run()
+    await link.close()
+    assert ["cgroup"] == [trial.name for trial in heard[0].trials]
+
+
 # -- what a worker finds
 
 

@@ -110,6 +110,7 @@ class ForkServerLink:
             nursery.start_soon(self._write)
             nursery.start_soon(self._read)
             await self._program.process.wait()
+            self._read_rest()
             self.died.set()
             self.ended.set()
             self._release_waiting()
@@ -128,6 +129,14 @@ class ForkServerLink:
         self.died.set()
         self._release_waiting()
         self.hang_up()
+
+    def _read_rest(self) -> None:
+        """Deliver what the launcher said before it ended and nobody has read yet."""
+        try:
+            while (received := control.receive(self._sock)) is not None:
+                self._deliver(*received)
+        except (OSError, msgspec.MsgspecError):
+            pass  # nothing is left; or closed here
 
     def _deliver(self, message: control.Message, descriptors: tuple[int, ...]) -> None:
         kind = control.Born if isinstance(message, control.NotBorn) else type(message)
