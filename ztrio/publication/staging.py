@@ -145,7 +145,7 @@ class Staging:
         self.record("preparing")
 
     def record(self, phase: str, **facts: Any) -> None:
-        """Note in `recovery.json` that a phase is reached.
+        """Note in `recovery.json` that a phase is reached; a call without outputs has nothing to recover, and no such file.
 
         Args:
             phase: `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `committed`.
@@ -157,7 +157,8 @@ class Staging:
         """
         assert self._recovery is not None
         self._refuse_closed()
-        self._recovery.write(phase, {"outputs": [slot.as_dict() for slot in self._slots], **facts})
+        if self._slots:
+            self._recovery.write(phase, {"outputs": [slot.as_dict() for slot in self._slots], **facts})
 
     def inspect(self) -> None:
         """See whether what the tool made may be published. Only after everything of the worker is proven dead.

@@ -108,9 +108,11 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         job: The worker's number, never used twice.
+        wanted: Whether a call waits for it; then it must not take the time to rehearse.
     """
 
     job: int
+    wanted: bool = False
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):

@@ -143,7 +143,7 @@ class ForkServer:
         message, descriptors = received
         try:
             if isinstance(message, control.Spawn):
-                self._spawn(message.job, descriptors)
+                self._spawn(message, descriptors)
             elif isinstance(message, control.Sweep):
                 kill_all_children(self._workers.values())
                 control.send(self._sock, control.Swept(message.job))
@@ -168,19 +168,19 @@ class ForkServer:
         status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
         control.send(self._sock, control.Ended(job, status))
 
-    def _spawn(self, job: int, descriptors: tuple[int, ...]) -> None:
-        namespace = None
+    def _spawn(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> None:
+        job, namespace = spawn.job, None
         if len(descriptors) < _NEEDED.get(self._rung, 2):
             # The kernel leaves out what there is no room for.
             control.send(self._sock, control.NotBorn(job, "the fork server has too many files open"))
             return
         try:
             if self._rung == "pidns":
-                pid, namespace = self._fork_in_namespace(descriptors)
+                pid, namespace = self._fork_in_namespace(spawn, descriptors)
             else:
                 pid = os.fork()
                 if pid == 0:
-                    self._become_worker(descriptors)
+                    self._become_worker(spawn, descriptors)
         except OSError as error:
             control.send(self._sock, control.NotBorn(job, f"{error.strerror or error} ({self._rung})"))
             return
@@ -196,12 +196,12 @@ class ForkServer:
         self._poll.register(pidfd, select.POLLIN)
         control.send(self._sock, control.Born(job, namespace), (pidfd,))
 
-    def _fork_in_namespace(self, descriptors: tuple[int, ...]) -> tuple[int, int]:
+    def _fork_in_namespace(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> tuple[int, int]:
         unshare_pid_namespace()
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_worker(descriptors)
+                self._become_worker(spawn, descriptors)
         finally:
             # Also after a fork that failed. If this fails, no further worker could be made, and the zygote ends.
             namespace = leave_pid_namespace(self._own_namespace)
@@ -209,7 +209,7 @@ class ForkServer:
 
     # ---- in the worker
 
-    def _become_worker(self, descriptors: tuple[int, ...]) -> NoReturn:
+    def _become_worker(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> NoReturn:
         try:
             channel, output, *special = descriptors
             if self._rung == "cgroup":
@@ -231,7 +231,8 @@ class ForkServer:
             reseed()
             gc.enable()
             worker = Channel(_CHANNEL)
-            self._rehearsal.run(worker)
+            if not spawn.wanted:
+                self._rehearsal.run(worker)
             child.serve_forked(worker, self._tools)
         except BaseException:  # noqa: BLE001, ASYNC103 - not under trio; the end of the process follows whatever it was
             traceback.print_exc()

@@ -116,6 +116,7 @@ class ForkedWorker:
         cls,
         link: ForkServerLink,
         *,
+        wanted: bool,
         output_limit: int,
         cgroup: Callable[[], Path] | None,
         members: Members,
@@ -126,6 +127,7 @@ class ForkedWorker:
 
         Args:
             link: The fork server.
+            wanted: Whether a call waits for it.
             output_limit: Bytes of its output that are kept.
             cgroup: Makes a cgroup for it, on the rung that needs one.
             members: Reads the process table.
@@ -154,7 +156,7 @@ class ForkedWorker:
                 procs = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
                 theirs.callback(os.close, procs)
                 special.append(procs)
-            born, pidfd, end = await link.fork((far.fileno(), printed, *special))
+            born, pidfd, end = await link.fork((far.fileno(), printed, *special), wanted=wanted)
             ours.callback(os.close, pidfd)
             birth = _Birth(
                 job=born.job,

@@ -235,11 +235,12 @@ class ForkServerLink:
             culprit = loaded.culprit or "one of the toolbox's modules"
             raise _refused(f"loading {culprit} starts a thread, which a forked worker would not have", self)
 
-    async def fork(self, descriptors: tuple[int, ...]) -> tuple[control.Born, int, Answer]:
+    async def fork(self, descriptors: tuple[int, ...], *, wanted: bool) -> tuple[control.Born, int, Answer]:
         """Have a worker forked.
 
         Args:
             descriptors: Its socket and so on, see `control.Spawn`; they stay the caller's.
+            wanted: Whether a call waits for it.
 
         Returns:
             What the fork server says, the pidfd, and where a `control.Ended` will be.
@@ -252,7 +253,7 @@ class ForkServerLink:
         job = self._next_job
         end = self._waiting[control.Ended, job] = Answer()
         try:
-            born, received = await self._ask(control.Spawn(job), job, control.Born, descriptors)
+            born, received = await self._ask(control.Spawn(job, wanted), job, control.Born, descriptors)
             if isinstance(born, control.NotBorn):
                 raise start_failed(born.problem, "")
         except BaseException:
