@@ -50,19 +50,57 @@ def test_exports_are_the_documented_ones() -> None:
 
 
 def test_all_is_sorted_and_true() -> None:
-    """Every name of `__all__` is there once, and every public name is in it."""
-    visible = {name for name, value in vars(ztrio).items() if name[0] != "_" and not inspect.ismodule(value)}
+    """Every name of `__all__` is there once, every public name is in it, and there is no other."""
+    public = {name for name in dir(ztrio) if name[0] != "_" and not inspect.ismodule(getattr(ztrio, name))}
     assert sorted(set(ztrio.__all__)) == sorted(ztrio.__all__)
-    assert sorted(visible) == sorted(ztrio.__all__)
+    assert sorted(public - {"TYPE_CHECKING", "import_module"}) == sorted(ztrio.__all__)
+    assert not hasattr(ztrio, "Nonsense")
 
 
 def test_init_has_nothing_but_names() -> None:
-    """`ztrio/__init__.py` is its docstring, imports and `__all__`: no code runs there."""
+    """`ztrio/__init__.py` is its docstring, imports, names, and how those for servers are found: no code runs there."""
     docstring, *rest = ast.parse(INIT.read_text()).body
     assert isinstance(docstring, ast.Expr)
+    assert ["TYPE_CHECKING"] == [ast.unparse(node.test) for node in rest if isinstance(node, ast.If)]
     for node in rest:
-        names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        assert isinstance(node, ast.ImportFrom) or names, ast.unparse(node)
+        if isinstance(node, ast.If):
+            assert ["__getattr__", "__dir__"] == [
+                child.name for child in node.orelse if isinstance(child, ast.FunctionDef)
+            ]
+            assert len(node.body) == sum(isinstance(child, ast.ImportFrom) for child in node.body)
+        elif isinstance(node, ast.Assign):
+            assert ast.unparse(node.targets[0]) in ("__all__", "_FOR_SERVERS")
+            assert ast.literal_eval(node.value)
+        else:
+            assert isinstance(node, ast.ImportFrom), ast.unparse(node)
+
+
+def test_type_checkers_are_told_the_same() -> None:
+    """What is found when it is asked for comes from where type checkers are told that it does."""
+    [told] = [node.body for node in ast.parse(INIT.read_text()).body if isinstance(node, ast.If)]
+    names = {
+        alias.name: (node.module or "").removeprefix("ztrio.")
+        for node in told
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names == ztrio._FOR_SERVERS
+
+
+def test_tools_load_no_server(tmp_path: Path) -> None:
+    """A file of tools that imports ztrio, as every worker does, gets neither the supervisor nor trio."""
+    tools = tmp_path / "tools.py"
+    tools.write_text("from ztrio import Input, Limits, Output, Toolbox, ToolContext, ToolError, load_toolbox\n")
+    look = f"import ztrio.workers.launcher; exec(open({str(tools)!r}).read()); "
+    unwanted = ("trio", "ztrio.supervisor", "ztrio.publication", "ztrio.store", "tempfile", "ssl")
+    look += f"print([name for name in {unwanted!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}; {look}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "[]" == done.stdout.strip()
 
 
 def test_layers_are_told_as_they_are_checked() -> None:
@@ -96,7 +134,8 @@ def _has_docstring(owner: type, member: str) -> bool:
 
 def _documented(owner: type, member: str) -> bool:
     """Whether the member says what it does: itself, in a base class, or in the exported protocol it implements."""
-    protocols = [exported for exported in vars(ztrio).values() if getattr(exported, "_is_protocol", False)]
+    exports = [getattr(ztrio, name) for name in ztrio.__all__]
+    protocols = [exported for exported in exports if getattr(exported, "_is_protocol", False)]
     return any(inspect.getdoc(getattr(place, member, None)) for place in [owner, *protocols] if hasattr(place, member))
 
 

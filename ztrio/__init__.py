@@ -14,9 +14,14 @@ Layers, each importing only what stands below it:
     reloading                           a toolbox again, from disk
     loading, tools, schema, policies, audit
     calls, errors, plain                pure: no trio
+
+What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first
+asked for: a worker that carries a supervisor and trio costs twice the time to fork, run and end, and megabytes.
 """
 
-from ztrio.audit import AuditBus, AuditEvent
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, Outcome, Principal, View
 from ztrio.errors import (
     AlreadyInUse,
@@ -44,15 +49,30 @@ from ztrio.errors import (
     WorkerFailed,
     ZtrioError,
 )
-from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
-from ztrio.memory_store import MemoryStore
-from ztrio.opening import open_supervisor
 from ztrio.policies import Input, Limits, Output
-from ztrio.policy import Policy, allow
-from ztrio.store import Store
-from ztrio.supervisor import Supervisor
 from ztrio.tools import Capability, Toolbox, ToolContext
+
+if TYPE_CHECKING:
+    from ztrio.audit import AuditBus, AuditEvent
+    from ztrio.jobs import Settings
+    from ztrio.memory_store import MemoryStore
+    from ztrio.opening import open_supervisor
+    from ztrio.policy import Policy, allow
+    from ztrio.store import Store
+    from ztrio.supervisor import Supervisor
+else:
+
+    def __getattr__(name: str) -> object:
+        """What is for servers, when it is asked for. Unknown to type checkers, which are to know what there is not."""
+        if name not in _FOR_SERVERS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"ztrio.{_FOR_SERVERS[name]}"), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_FOR_SERVERS})
+
 
 __all__ = [
     "LOCAL",
@@ -103,3 +123,15 @@ __all__ = [
     "load_toolbox",
     "open_supervisor",
 ]
+
+_FOR_SERVERS = {
+    "AuditBus": "audit",
+    "AuditEvent": "audit",
+    "Settings": "jobs",
+    "open_supervisor": "opening",
+    "Policy": "policy",
+    "allow": "policy",
+    "MemoryStore": "memory_store",
+    "Store": "store",
+    "Supervisor": "supervisor",
+}

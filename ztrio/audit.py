@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Any, Final
 
 import attrs
@@ -94,13 +95,18 @@ class AuditEvent:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object: `seq`, `event`, then what is known; absent facts are left out."""
-        known = {key: value for key, value in attrs.asdict(self, recurse=False).items() if value is not None}
-        for key in ("targets", "kept"):
-            if key in known:
-                known[key] = list(known[key])
-        if "outcome" in known:
-            known["outcome"] = str(known["outcome"])
-        return {"seq": known.pop("seq"), "event": known.pop("event"), **known}
+        facts = zip(_NAMES, _values(self), strict=True)
+        known = {"seq": self.seq, "event": self.event, **{name: value for name, value in facts if value is not None}}
+        if self.outcome is not None:
+            known["outcome"] = str(self.outcome)
+        for name in ("targets", "kept"):
+            if name in known:
+                known[name] = list(known[name])
+        return known
+
+
+_NAMES: Final = tuple(field.name for field in attrs.fields(AuditEvent))
+_values: Final = attrgetter(*_NAMES)
 
 
 def may_see(context: CallContext, event: AuditEvent) -> bool:
@@ -310,10 +316,15 @@ class AuditBus:
         self._subscriptions.clear()
         self._drained()
 
+    @property
+    def behind(self) -> bool:
+        """Whether new calls must wait for a durable subscriber."""
+        return any(subscription.behind for subscription in self._subscriptions)
+
     async def wait_room(self) -> None:
         """Wait until no durable subscriber is behind. Called for new calls only."""
         await trio.lowlevel.checkpoint()
-        while any(subscription.behind for subscription in self._subscriptions):
+        while self.behind:
             await self._room.wait()
 
     @property

@@ -2,6 +2,10 @@
 
 The file is a durable subscriber: it loses nothing, and when it falls behind new calls wait. When it cannot be
 written, new mutating calls are refused and running ones roll back, until a write succeeds again.
+
+Lines are gathered for a moment before they are written. A write is a thread's, because a disk may stall, and a thread
+that wakes for every line takes turns with the event loop about the interpreter: measured, that is a tenth of a
+millisecond and more of each call. The moment also bounds what a server that is killed has not written.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from ztrio.audit import AuditBus, AuditEvent, Subscription
@@ -20,6 +25,7 @@ from ztrio.errors import StoreUnavailable
 
 __all__ = ["AuditFile"]
 
+_GATHER: Final = 0.01  # seconds from the first event to its write
 _RETRY: Final = 0.5  # seconds between attempts to write to a file that failed
 _BATCH: Final = 256  # events written at once at the most
 
@@ -61,6 +67,7 @@ class AuditFile:
         """Append every event of a durable subscription until the bus is closed."""
         try:
             async for first in events:
+                await trio.sleep(_GATHER)
                 batch = [first]
                 while len(batch) < _BATCH:
                     try:
@@ -72,8 +79,7 @@ class AuditFile:
             self.close()
 
     async def _write(self, bus: AuditBus, batch: Sequence[AuditEvent]) -> None:
-        text = "".join(json.dumps(event.as_dict(), ensure_ascii=False) + "\n" for event in batch)
-        lines = text.encode(errors="backslashreplace")  # a lone surrogate becomes the JSON escape that names it
+        lines = b"".join(map(_line, batch))
         done = 0
         while done < len(lines):
             try:
@@ -83,3 +89,12 @@ class AuditFile:
                 await trio.sleep(_RETRY)
             else:
                 bus.mark_available("audit file")
+
+
+def _line(event: AuditEvent) -> bytes:
+    known = event.as_dict()
+    try:
+        return msgspec.json.encode(known) + b"\n"
+    except (OverflowError, UnicodeEncodeError):  # an integer of more than 64 bits, or a lone surrogate
+        # The surrogate becomes the JSON escape that names it.
+        return json.dumps(known, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +19,7 @@ ProgressCallback = Callable[[float, float | None, str | None], None]
 
 def new_id(prefix: str) -> str:
     """Mint an id: the prefix and 16 base32 characters, 80 random bits, fit for file names and URLs."""
-    return prefix + base64.b32encode(secrets.token_bytes(10)).decode("ascii").lower()
+    return prefix + base64.b32encode(os.urandom(10)).decode("ascii").lower()
 
 
 @attrs.frozen

@@ -75,7 +75,7 @@ class Committer:
             # Committed: from here on only forward.
             self.settled = True
             try:
-                if not self._runtime.store.durable:
+                if targets and not self._runtime.store.durable:
                     # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
                     with contextlib.suppress(Exception):
                         await self._runtime.blocking(self._staging.record, "committed")
@@ -90,10 +90,10 @@ class Committer:
     async def _commit(self, reply: Result) -> tuple[Any, Mapping[str, str], AuditEvent]:
         job, runtime, staging = self._job, self._runtime, self._staging
         value = result_value(staging, reply)
-        await runtime.blocking(staging.inspect)
-        await runtime.store.advance(job.id, "publishing_outputs")
-        targets: Mapping[str, str] = await runtime.blocking(_publish, staging)
-        await runtime.store.advance(job.id, "committing_state")
+        targets: Mapping[str, str] = {}
+        if staging.paths:
+            await runtime.store.advance(job.id, "publishing_outputs")
+            targets = await runtime.blocking(_publish, staging)
         event = runtime.audit.stamp(
             job.event(
                 self._terminal("commit"),
@@ -153,8 +153,10 @@ class Committer:
         self._in_doubt = False
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
+        kept: tuple[str, ...] = ()
         try:
-            kept: tuple[str, ...] = await self._runtime.blocking(self._staging.roll_back)
+            if self._staging.begun:
+                kept = await self._runtime.blocking(self._staging.roll_back)
         except Exception as failure:  # noqa: BLE001 - whatever kept the files from going back, their state is unknown
             self._unresolve(
                 Unresolved(
@@ -226,6 +228,7 @@ class Committer:
 
 
 def _publish(staging: Staging) -> Mapping[str, str]:
+    staging.inspect()
     targets = staging.publish()
     staging.record("committing_state")
     return targets

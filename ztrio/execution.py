@@ -37,7 +37,7 @@ from ztrio.errors import (
     ZtrioError,
 )
 from ztrio.jobs import Job, Runtime
-from ztrio.loading import function_ref
+from ztrio.loading import known_ref
 from ztrio.plain import encode
 from ztrio.publication.staging import Staging
 from ztrio.sessions import HANDLE_PREFIX
@@ -108,11 +108,11 @@ class Execution:
         if waiting.cancelled_caught:
             job.stop("queue_timeout")
             return None
-        await self._prepare()
+        await self._read_session()
         await self._start()
         return await self._run_tool()
 
-    async def _prepare(self) -> None:
+    async def _read_session(self) -> None:
         job, runtime = self._job, self._runtime
         self._session = await self._stored(runtime.store.session, job.context.principal.id, job.session)
         if job.pin.destroyed:
@@ -121,21 +121,20 @@ class Execution:
             )
         if self._session is None and job.session.startswith(HANDLE_PREFIX):
             raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
-        label = {"tool": job.tool.name, "session": job.session, "principal": job.context.principal.id}
+
+    async def _start(self) -> None:
+        job, runtime = self._job, self._runtime
         await self._advance("preparing")
+        self._worker = worker = await runtime.backend.acquire()
+        if job.tool.grace == 0:
+            job.kill = worker.kill
         try:
-            self._staging = await runtime.blocking(_prepare, runtime, job, label)
+            self._staging = await runtime.blocking(_prepare, runtime, job, worker)
         except OSError as error:
             raise OutputRefused(
                 f"The staging area cannot be made: {error}. Nothing ran.", code="OUTPUT_NOT_WRITABLE"
             ) from error
-
-    async def _start(self) -> None:
-        job, runtime = self._job, self._runtime
-        assert self._staging is not None
-        self._worker = worker = await runtime.backend.acquire()
         await self._advance("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
-        await runtime.blocking(_record_worker, self._staging, worker)
         self._started = True
         if not job.reads_only:
             runtime.audit.publish(
@@ -152,7 +151,7 @@ class Execution:
 
     def _request(self, staging: Staging) -> Request:
         job = self._job
-        ref = function_ref(job.tool.function)
+        ref = known_ref(job.tool.function)
         return Request(
             job_id=job.id,
             tool=job.tool.name,
@@ -370,12 +369,15 @@ class Execution:
         return {"output": tail} if tail else {}
 
 
-def _prepare(runtime: Runtime, job: Job, label: dict[str, Any]) -> Staging:
-    return runtime.publisher.prepare(job.id, job.targets, label=label)
-
-
-def _record_worker(staging: Staging, worker: Worker) -> None:
-    staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+def _prepare(runtime: Runtime, job: Job, worker: Worker) -> Staging:
+    label = {"tool": job.tool.name, "session": job.session, "principal": job.context.principal.id}
+    staging = runtime.publisher.prepare(job.id, job.targets, label=label)
+    try:
+        staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+    except BaseException:
+        staging.discard()
+        raise
+    return staging
 
 
 def _facts(proof: Proof) -> dict[str, Any]:

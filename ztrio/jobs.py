@@ -116,6 +116,8 @@ class Job:
     ticket: Ticket
     # Its hold on the session's life at the time it was allowed.
     pin: SessionPin
+    # Kills the worker at once; None while there is none that may be killed without grace.
+    kill: Callable[[], None] | None = None
     # Everything that a stop may interrupt runs in here.
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     # Cleanup and commit run in here. Shielded without a deadline, because a commit that is overdue still has to be
@@ -154,6 +156,8 @@ class Job:
         """Ask the call to end without effects, for this reason; False when it is too late or already asked."""
         if self.deciding or self.answered.is_set() or not self.cause.record(cause):
             return False
+        if self.kill is not None:
+            self.kill()
         self.scope.cancel()
         return True
 

@@ -25,7 +25,7 @@ from ztrio.errors import InvalidArguments, UnsupportedPlatform
 from ztrio.findings import Recovery
 from ztrio.jobs import Blocking, Runtime, Settings
 from ztrio.limits import KeyedLimiter
-from ztrio.loading import function_ref
+from ztrio.loading import known_ref
 from ztrio.memory_store import MemoryStore
 from ztrio.policy import Policy
 from ztrio.publication.staging import Publisher
@@ -138,7 +138,7 @@ class _Services:
         )
 
     def _backend_settings(self, toolbox: Toolbox) -> BackendSettings:
-        references = [function_ref(tool.function) for tool in toolbox if tool.in_worker]
+        references = [known_ref(tool.function) for tool in toolbox if tool.in_worker]
         modules = dict.fromkeys((ref.module.name, ref.module.file) for ref in references)
         return BackendSettings(
             modules=tuple(modules),

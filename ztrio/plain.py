@@ -8,7 +8,6 @@ into UTC, so both travel as extension types. Nothing is ever unpickled.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -131,6 +130,8 @@ def encode(value: Any) -> bytes:
 
 def digest(value: Any) -> str:
     """SHA-256 of what `plain` returned, the same whatever the order of keys, as `sha256:<hex>`."""
+    import hashlib  # noqa: PLC0415 - brings libcrypto, which workers would carry and do not need
+
     return "sha256:" + hashlib.sha256(_sorted_encoder.encode(_wire(value))).hexdigest()
 
 

@@ -59,6 +59,8 @@ class Read:
                 await self._remember()
                 value = await self._value()
                 self._ended = True
+            if not self._ended:  # stopped, or one of the deadlines has passed: then nobody has said a word yet
+                job.stop("timeout" if self._tool_started else "queue_timeout")
         except ZtrioError as error:
             self._error = error
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything, and must not end the server
@@ -89,33 +91,32 @@ class Read:
     async def _value(self) -> Any:
         job = self._job
         schema = job.tool.schema
-        row = await self._session()
-        if job.pin.destroyed or (row is None and job.session.startswith(HANDLE_PREFIX)):
+        context = job.tool.parameters.context
+        handle = job.session.startswith(HANDLE_PREFIX)
+        row = await self._session() if handle or context is not None else None
+        if job.pin.destroyed or (row is None and handle):
             raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
         arguments = schema.bind(job.arguments)
-        if job.tool.parameters.context is not None:
+        if context is not None:
             state = decode(EMPTY_STATE if row is None else row.state)
-            arguments[job.tool.parameters.context] = self._context(job.context, state)
-        # One scope for both waits: its deadline is the queue's until the tool starts, then the tool's.
-        with trio.move_on_after(job.queue_timeout) as waiting:
-            if job.tool.is_async:
-                self._start_clock(waiting)
-                return schema.result(await job.tool.function(**arguments))
-            return await trio.to_thread.run_sync(
-                self._in_thread, waiting, arguments, abandon_on_cancel=True, limiter=self._runtime.readers
-            )
-        if waiting.cancelled_caught:
-            job.stop("timeout" if self._tool_started else "queue_timeout")
-        return None
+            arguments[context] = self._context(job.context, state)
+        # One deadline for both waits: it is the queue's until the tool starts, then the tool's.
+        if job.tool.is_async:
+            self._start_clock()
+            return schema.result(await job.tool.function(**arguments))
+        job.scope.deadline = trio.current_time() + job.queue_timeout
+        return await trio.to_thread.run_sync(
+            self._in_thread, arguments, abandon_on_cancel=True, limiter=self._runtime.readers
+        )
 
-    def _in_thread(self, waiting: trio.CancelScope, arguments: dict[str, Any]) -> Any:
-        trio.from_thread.run_sync(self._start_clock, waiting)
+    def _in_thread(self, arguments: dict[str, Any]) -> Any:
+        trio.from_thread.run_sync(self._start_clock)
         schema = self._job.tool.schema
         return schema.result(self._job.tool.function(**arguments))
 
-    def _start_clock(self, waiting: trio.CancelScope) -> None:
+    def _start_clock(self) -> None:
         self._tool_started = True
-        waiting.deadline = trio.current_time() + self._job.timeout
+        self._job.scope.deadline = trio.current_time() + self._job.timeout
 
     def _context(self, context: CallContext, state: dict[str, Any]) -> ToolContext:
         job = self._job

@@ -115,8 +115,8 @@ class JobRow:
         tool: Name of the tool.
         session: The caller's name for the session.
         capability: `read`, `write` or `destructive`.
-        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs`, `committing_state`, `aborted` (what it
-            published is being put back; it can never be committed any more) or `ended`.
+        phase: `queued`, `preparing`, `worker_running`, `publishing_outputs`, `aborted` (what it published is being put
+            back; it can never be committed any more) or `ended`.
         outcome: What became of the effects; None while running, `UNRESOLVED` while nobody knows.
         targets: Parameter name → absolute path.
         created_at: Wall clock, ISO 8601 in UTC.

@@ -17,7 +17,7 @@ from ztrio.admission import Admission, ToolDescription
 from ztrio.audit import AuditStatistics, may_see
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
 from ztrio.ending import never_silent
-from ztrio.errors import Outcome, ToolboxError, WorkerFailed
+from ztrio.errors import Outcome, ToolboxError, WorkerFailed, ZtrioError
 from ztrio.findings import Recovery
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import KeyedLimiterStatistics
@@ -130,18 +130,26 @@ class Supervisor:
         Raises:
             ZtrioError: one of its subclasses, with code, job_id and outcome set; never wrapped in a group.
         """
-        await self.audit.wait_room()
-        job, row = self._admission.admit(
-            tool,
-            {} if arguments is None else arguments,
-            session=session,
-            timeout=timeout,
-            queue_timeout=queue_timeout,
-            context=context,
-            on_progress=on_progress,
-            capped=capped,
-            closing=self._closing.is_set(),
-        )
+        if self.audit.behind:
+            await self.audit.wait_room()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            job, row = self._admission.admit(
+                tool,
+                {} if arguments is None else arguments,
+                session=session,
+                timeout=timeout,
+                queue_timeout=queue_timeout,
+                context=context,
+                on_progress=on_progress,
+                capped=capped,
+                closing=self._closing.is_set(),
+            )
+        except ZtrioError:
+            # A call that is accepted lets others run while it waits for its answer; one that is refused, here.
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            raise
         self._runtime.nursery.start_soon(self._run, job, row)
         try:
             await job.answered.wait()

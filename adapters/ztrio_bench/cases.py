@@ -38,6 +38,7 @@ METRICS: Final = {
         Metric("resume", "ns", "cancel to caller resumed"),
         Metric("dead", "ns", "cancel to caller resumed and every process dead"),
         Metric("last", "ns", "cancel to the last caller resumed and every process dead", statistic="worst"),
+        Metric("gone", "ns", "SIGKILL to the last process dead"),
         Metric("overshoot", "ns", "limit to caller resumed"),
         Metric("late", "ns", "lateness of a 1 ms timer", statistic="worst"),
         Metric("beyond", "bytes", "memory per worker beyond the tool's own"),
@@ -108,6 +109,17 @@ CASES: Final = {
             ("sleeping",),
             "overshoot",
             20,
+            6.0,
+        ),
+        Case(
+            "orphans",
+            "end of what was orphaned",
+            "A process that calls is killed (or ztrio's launcher or fork server below it) while tools sleep, have "
+            "children, left a daemon and are in their grace, and short calls are made all the time. From the kill to "
+            "the end of the last process. Floor: a child with a parent-death signal.",
+            ("supervisor", "launcher", "fork-server"),
+            "gone",
+            10,
             6.0,
         ),
         Case(

@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 
+from ztrio_bench.cases import CASES
 from ztrio_bench.report import Report, Result
 from ztrio_bench.runner import Plan, run
 from ztrio_bench.statistics import compare
@@ -101,7 +102,7 @@ async def run_check(
     backend: str | None = None,
     containment: str | None = None,
     replaced: Mapping[str, Subject] | None = None,
-    cases: tuple[str, ...] = ("call", "throughput", "cancel", "timeout", "stall", "memory", "stdio"),
+    cases: tuple[str, ...] = tuple(CASES),
     variants: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -155,8 +156,8 @@ def _of_each(report: Report) -> Iterator[Verdict]:
         if result.subject == "ztrio":
             found = list(_broken(result))
             samples = max((summary.n for summary in result.metrics.values()), default=0)
-            looked = result.case in {"cancel", "timeout"} and not _exempt(result)
-            good = f"{samples} samples, nobody hung" + (", no process outlived its caller's wait" if looked else "")
+            looked = result.case in _LOOKS and not _exempt(result)
+            good = f"{samples} samples, nobody hung" + (", no process was left" if looked else "")
             yield Verdict(f"{result.case} {result.variant} is right", not found, "; ".join(found) or good)
 
 
@@ -173,17 +174,26 @@ def _broken(result: Result) -> Iterator[str]:
     for name, text in (("hung", "callers hung"), ("unresolved", "ends were not proven")):
         if result.counts.get(name):
             yield f"{result.counts[name]} {text}"
-    if result.case in {"cancel", "timeout"} and not _exempt(result):
-        for name, text in (("alive", "alive when the caller resumed"), ("survivors", "still running later")):
+    if result.case in _LOOKS and not _exempt(result):
+        for name, text in _LOOKS[result.case].items():
             if name not in result.counts:
                 yield "nobody looked for processes left over"
             elif result.counts[name]:
                 yield f"{result.counts[name]} processes {text}"
 
 
+# What must not be left of whom, by case.
+_LATER: Final = {"survivors": "still running later"}
+_LOOKS: Final = {
+    "cancel": {"alive": "alive when the caller resumed", **_LATER},
+    "timeout": {"alive": "alive when the caller resumed", **_LATER},
+    "orphans": _LATER,
+}
+
+
 def _exempt(result: Result) -> bool:
     """Whether the containment in use does not promise that what this tool starts is ended, and says so."""
-    return result.variant == "daemon" and result.facts.get("complete") is False
+    return (result.case == "orphans" or result.variant == "daemon") and result.facts.get("complete") is False
 
 
 def _ratios(report: Report) -> Iterator[Verdict]:

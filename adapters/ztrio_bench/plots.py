@@ -18,7 +18,7 @@ from ztrio_bench.statistics import decode
 from ztrio_bench.subjects import SUBJECTS
 from ztrio_bench.table import environment_line, figure, main_metric, remarks, unit
 
-__all__ = ["draw"]
+__all__ = ["draw", "save"]
 
 # Okabe and Ito's colours, told apart by everybody; ztrio's is the strongest.
 _COLOURS: Final = ("#0072B2", "#999999", "#D55E00", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
@@ -37,15 +37,25 @@ def draw(report: Report, folder: Path) -> list[Path]:
         The files written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, drawing in _drawings(report):
-        # One salt and no date: the same report gives the same file.
-        with mpl.rc_context({"svg.hashsalt": "ztrio", "svg.fonttype": "none"}):
-            for kind, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
-                path = folder / f"{name}.{kind}"
-                drawing.savefig(path, bbox_inches="tight", **options)
-                written.append(path)
-    return written
+    return [save(drawing, folder / f"{name}.{kind}") for name, drawing in _drawings(report) for kind in ("png", "svg")]
+
+
+def save(drawing: Figure, path: Path, *, outlines: bool = False) -> Path:
+    """Write a drawing as PNG or SVG, as the path's suffix says: the same drawing gives the same bytes.
+
+    Args:
+        drawing: The drawing.
+        path: Where to.
+        outlines: Whether letters of an SVG are shapes, which look alike everywhere, or text, which can be searched.
+
+    Returns:
+        The path.
+    """
+    # One salt, no date, and no word about the library.
+    nothing = {"png": ("Software",), "svg": ("Date", "Creator", "Format", "Type")}[path.suffix[1:]]
+    with mpl.rc_context({"svg.hashsalt": "ztrio", "svg.fonttype": "path" if outlines else "none"}):
+        drawing.savefig(path, dpi=160, bbox_inches="tight", metadata=dict.fromkeys(nothing))
+    return path
 
 
 def _drawings(report: Report) -> Iterator[tuple[str, Figure]]:

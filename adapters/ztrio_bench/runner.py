@@ -171,10 +171,10 @@ async def run(plan: Plan, *, say: Callable[[str], None] = lambda _: None) -> Rep
     try:
         for contestant in contestants:
             await contestant.prepare(say)
-        for name in plan.cases:
-            case = CASES[name]
-            for variant in _variants(case, plan):
-                results += await _run_variant(case, variant, contestants, plan, say)
+        places = [(CASES[name], variant) for name in plan.cases for variant in _variants(CASES[name], plan)]
+        for number, (case, variant) in enumerate(places, start=1):
+            at = f"{number} of {len(places)}, {case.name} {variant}"
+            results += await _run_variant(case, variant, contestants, plan, lambda text, at=at: say(f"{at}: {text}"))  # type: ignore[misc]
     finally:
         for process in hogs:
             process.kill()
@@ -226,7 +226,7 @@ async def _run_variant(
         for each in taking_part[number % len(taking_part) :] + taking_part[: number % len(taking_part)]:
             mine = collected[each.subject.name]
             if mine.ended is None:
-                say(f"{case.name} {variant}: round {number + 1} of {plan.rounds}, {each.subject.name}")
+                say(f"round {number + 1} of {plan.rounds}, {each.subject.name}")
                 try:
                     mine.take(await each.ask(request, bound=bound))
                 except DriverFailed as error:

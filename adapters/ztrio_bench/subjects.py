@@ -32,7 +32,7 @@ class Subject:
     cases: tuple[str, ...]
 
 
-_POOL: Final = ("call", "throughput", "cancel", "timeout", "stall", "memory")
+_POOL: Final = ("call", "throughput", "cancel", "timeout", "orphans", "stall", "memory")
 
 SUBJECTS: Final = {
     subject.name: subject
@@ -42,7 +42,7 @@ SUBJECTS: Final = {
             name="floor",
             text="the bare system calls on this machine",
             driver="floor",
-            cases=("call", "cancel", "stall", "memory", "stdio"),
+            cases=("call", "cancel", "orphans", "stall", "memory", "stdio"),
         ),
         Subject(
             name="zaptrace",

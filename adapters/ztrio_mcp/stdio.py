@@ -8,9 +8,10 @@ The wire, in short: UTF-8, one JSON-RPC message per line. On input a line may en
 byte-order mark, and the last one may end with the input; a line over the frame limit is discarded up to its newline and
 answered with an error. Output lines end in LF and hold no other.
 
-One task writes, whole frames only: an answer whose handler is cancelled in the middle of a write would otherwise leave
-half a line on the wire. The reader never waits for the writer, so the end of input is noticed while the client does not
-read: an error reply that does not fit into the queue is dropped and counted.
+A frame that fits into the pipe is written at once, by whoever has it. What does not is left to one task, which writes
+whole frames only: an answer whose handler is cancelled in the middle of a write would otherwise leave half a line on
+the wire. The reader never waits for the writer, so the end of input is noticed while the client does not read: an
+error reply that does not fit into the queue is dropped and counted.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import trio
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 
 from ztrio_mcp import jsonrpc
-from ztrio_mcp.frames import Forward, FrameFilter, FrameStatistics, InFlight
+from ztrio_mcp.frames import Call, Forward, FrameFilter, FrameStatistics, InFlight
+from ztrio_mcp.lines import Lines
 
-__all__ = ["FRAME_LIMIT", "Lines", "StdioTransport", "TransportStatistics", "claimed_stdio", "open_transport"]
+__all__ = ["FRAME_LIMIT", "StdioTransport", "TransportStatistics", "claimed_stdio", "open_transport"]
 
 FRAME_LIMIT: Final = 16 * 1024 * 1024
 """The longest line accepted, in bytes without its newline."""
 
-_CHUNK: Final = 64 * 1024  # bytes per read; the capacity of a Linux pipe
 _QUEUE: Final = 128  # frames that may wait for the writer
 
 
@@ -76,57 +77,9 @@ def _flush_stdout() -> None:
         pass  # there is no stdout, it is closed, or its reader is gone
 
 
-class Lines:
-    """The lines of a byte stream, without their newlines; None stands for one over the limit.
-
-    Args:
-        stream: The bytes.
-        limit: Bytes a line may have.
-    """
-
-    def __init__(self, stream: trio.abc.ReceiveStream, limit: int) -> None:
-        self._stream = stream
-        self._limit = limit
-        # What has been received and not returned; never more than the limit and one chunk.
-        self._buffer = bytearray()
-        # No newline is in front of this position.
-        self._scanned = 0
-        # The start of the current line has been thrown away, because it was too long.
-        self._discarding = False
-        self._ended = False
-
-    def __aiter__(self) -> Lines:
-        return self
-
-    async def __anext__(self) -> bytes | None:
-        while True:
-            end = self._buffer.find(b"\n", self._scanned)
-            if end >= 0:
-                return self._take(end, end + 1)
-            self._scanned = len(self._buffer)
-            if self._scanned > self._limit:
-                self._buffer.clear()
-                self._scanned = 0
-                self._discarding = True
-            if self._ended:
-                if not self._buffer and not self._discarding:
-                    raise StopAsyncIteration
-                return self._take(len(self._buffer), len(self._buffer))
-            chunk = await self._stream.receive_some(_CHUNK)
-            self._ended = not chunk
-            self._buffer += chunk
-
-    def _take(self, end: int, following: int) -> bytes | None:
-        line = None if self._discarding or end > self._limit else bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:following]
-        self._scanned = 0
-        self._discarding = False
-        return line
-
-
 @attrs.frozen
 class _Outgoing:
-    """A frame on its way to the writer, and the request that it answers."""
+    """A frame, or what is left of it, on its way to the writer, and the request that it answers."""
 
     data: bytes
     request: InFlight | None
@@ -168,7 +121,7 @@ class StdioTransport:
         write_stream: What it writes to.
     """
 
-    def __init__(self, incoming: trio.abc.ReceiveStream, outgoing: trio.abc.SendStream, *, frame_limit: int) -> None:
+    def __init__(self, incoming: trio.abc.ReceiveStream, outgoing: trio.lowlevel.FdStream, *, frame_limit: int) -> None:
         self.frames = FrameFilter()
         self.gone = trio.Event()
         self._lines = Lines(incoming, frame_limit)
@@ -180,8 +133,12 @@ class StdioTransport:
         self.write_stream = _WriteStream(self)
         # Told about each request whose answer was not delivered; set by the server before the tasks start.
         self.on_undelivered: Callable[[InFlight, str], None] = _ignore
-        # A frame is between the queue and the wire.
-        self._writing = False
+        # Starts a call that is served beside the SDK; set by the server before the tasks start, never called unless
+        # it has named tools to the filter.
+        self.on_call: Callable[[Call], None] = _nobody
+        # Frames on their way through the queue, the one being written included. While there are any, nothing is
+        # written past them.
+        self._waiting = 0
         # A write has failed: nothing more is written, what comes is counted as undelivered. Never cleared.
         self._broken = False
         self._written = self._undelivered = self._replies_dropped = 0
@@ -195,7 +152,7 @@ class StdioTransport:
             written=self._written,
             undelivered=self._undelivered,
             replies_dropped=self._replies_dropped,
-            waiting=self._queued.statistics().current_buffer_used + self._writing,
+            waiting=self._waiting,
             broken=self._broken,
         )
 
@@ -204,7 +161,9 @@ class StdioTransport:
         try:
             async for line in self._lines:
                 decision = self.frames.oversized(self._frame_limit) if line is None else self.frames.receive(line)
-                if isinstance(decision, Forward):
+                if isinstance(decision, Call):
+                    self.on_call(decision)
+                elif isinstance(decision, Forward):
                     await self._inbox.send(SessionMessage(decision.message, self._metadata(decision.request)))
                 elif decision is not None:
                     self._reply(decision.reply)
@@ -216,37 +175,82 @@ class StdioTransport:
     async def write(self) -> None:
         """Write queued frames until `end_output`; after the first failed write, only count them."""
         async for frame in self._queued:
-            if not self._broken:
-                self._writing = True
-                try:
+            try:
+                if not self._broken:
                     await self._outgoing.send_all(frame.data)
                     self._written += 1
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    self._broken = True
-                    self.gone.set()
-                finally:
-                    self._writing = False
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._broken = True
+                self.gone.set()
+            finally:
+                self._waiting -= 1
             if self._broken:
                 self._lost(frame.request, "the client is gone")
             self._moved.set()
 
     async def send(self, message: SessionMessage) -> None:
-        """Queue a message of the SDK; waits while the queue is full."""
+        """Write or queue a message of the SDK; waits while the queue is full."""
         sent = self.frames.send(message.message)
         self._moved.set()
-        if sent is None:
-            await trio.lowlevel.checkpoint()
-            return
-        body, request = sent
+        if sent is not None:
+            await self._send(*sent)
+        await trio.lowlevel.checkpoint()
+
+    async def answer(self, request: InFlight, outcome: dict[str, Any]) -> None:
+        """Write or queue the answer to a call that was served beside the SDK; waits while the queue is full.
+
+        Args:
+            request: What it answers.
+            outcome: `{"result": …}` or `{"error": …}`.
+        """
+        self.frames.settle(request.key)
+        self._moved.set()
+        body = {"jsonrpc": "2.0", "id": request.id, **outcome}
+        await self._send(body, request, encode=jsonrpc.encode_plain)  # what tools return is plain
+
+    async def report(self, request: InFlight, progress: float, total: float | None, message: str | None) -> None:
+        """Write or queue a progress notification of a call that is served beside the SDK."""
+        told = {"progressToken": request.token, "progress": progress, "total": total, "message": message}
+        params = {name: value for name, value in told.items() if value is not None}
+        await self._send({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}, None)
+
+    async def _send(
+        self,
+        body: dict[str, Any],
+        request: InFlight | None,
+        *,
+        encode: Callable[[dict[str, Any]], bytes] = jsonrpc.encode,
+    ) -> None:
         try:
-            data = jsonrpc.encode(body)
-        except ValueError as error:
+            data = encode(body)
+        except (ValueError, TypeError) as error:
             if request is None:
-                await trio.lowlevel.checkpoint()
                 return  # a notification that cannot be told; nobody waits for it
             reply = jsonrpc.error_reply(request.id, jsonrpc.INTERNAL_ERROR, f"the answer is not JSON: {error}")
             data = jsonrpc.encode(reply)
-        await self._queue.send(_Outgoing(data, request))
+        if not self._waiting and not self._broken:
+            written = self._write_some(data)
+            if written == len(data):
+                self._written += 1
+            else:
+                # Without a checkpoint, since a cancel here would leave half a line on the wire. There is room, because
+                # nothing waits.
+                self._queue.send_nowait(_Outgoing(data[written:], request))
+                self._waiting += 1
+            return
+        self._waiting += 1
+        try:
+            await self._queue.send(_Outgoing(data, request))
+        except BaseException:
+            self._waiting -= 1
+            raise
+
+    def _write_some(self, data: bytes) -> int:
+        """How many bytes the pipe takes at once; the writer finds out what is wrong where it takes none."""
+        try:
+            return os.write(self._outgoing.fileno(), data)
+        except OSError:
+            return 0
 
     async def settled(self) -> None:
         """Wait until every request is answered and every answer is written, or cannot be."""
@@ -267,6 +271,8 @@ class StdioTransport:
             self._queue.send_nowait(_Outgoing(jsonrpc.encode(reply), None))
         except (trio.WouldBlock, trio.ClosedResourceError):
             self._replies_dropped += 1
+        else:
+            self._waiting += 1
 
     def _metadata(self, request: InFlight | None) -> ServerMessageMetadata | None:
         if request is None:
@@ -274,8 +280,11 @@ class StdioTransport:
         return ServerMessageMetadata(on_request_unanswered=partial(self._unanswered, request.key))
 
     async def _unanswered(self, key: int) -> None:
-        """The SDK will not answer this request: its client cancelled it."""
         await trio.lowlevel.checkpoint()
+        self.unanswered(key)
+
+    def unanswered(self, key: int) -> None:
+        """This request will not be answered: its client cancelled it."""
         request = self.frames.settle(key)
         self._moved.set()
         if request is not None:
@@ -289,6 +298,10 @@ class StdioTransport:
 
 def _ignore(_request: InFlight, _why: str) -> None:
     return
+
+
+def _nobody(_call: Call) -> None:
+    raise AssertionError("a call is to be served that nobody serves")
 
 
 @asynccontextmanager

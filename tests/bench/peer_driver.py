@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ztrio_bench import workload
-from ztrio_bench.drivers import start
+from ztrio_bench.drivers import orphans, start
 from ztrio_bench.drivers.flow_asyncio import Caller, run_round
 from ztrio_bench.drivers.kit import Samples, Unsupported, now
 
@@ -55,6 +55,8 @@ class Driver:
         return {"version": "1"}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["case"] == "orphans":
+            return orphans.run_round(request)
         return asyncio.run(run_round(opening(), request))
 
 

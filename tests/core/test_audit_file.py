@@ -172,6 +172,32 @@ async def test_many_events_keep_their_order(tmp_path: Path) -> None:
     assert list(range(1, 701)) == [line["seq"] for line in lines_of(path)]
 
 
+async def test_the_events_of_a_moment_are_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """Events that follow one another closely go to the disk together, a moment after the first."""
+    real = os.write
+    sizes: list[int] = []
+
+    def write(fd: int, data: bytes) -> int:
+        sizes.append(data.count(b"\n"))
+        return real(fd, data)
+
+    monkeypatch.setattr("ztrio.audit_file.os.write", write)
+    bus, file = AuditBus(), AuditFile(tmp_path / "audit.jsonl")
+    file.open()
+    async with bus.subscribe(durable=True) as subscription, trio.open_nursery() as nursery:
+        nursery.start_soon(file.write_all, bus, subscription)
+        for _ in range(3):
+            bus.publish(AuditEvent(event="allow"))
+            await trio.testing.wait_all_tasks_blocked()
+        assert [] == sizes
+        mock_clock.jump(0.1)
+        bus.publish(AuditEvent(event="commit"))
+        bus.close()
+    assert [4] == sizes
+
+
 async def test_a_cancelled_writer_closes_its_file(tmp_path: Path) -> None:
     """However writing ends, the descriptor is closed; closing twice is harmless."""
     bus, file = AuditBus(), AuditFile(tmp_path / "audit.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,13 @@ _values = st.recursive(
 
 
 @pytest.mark.case("R41")
-@given(st.dictionaries(st.text(), _values, max_size=5))
-def test_what_is_encoded_decodes_to_the_same_value(message: dict[str, object]) -> None:
+@pytest.mark.parametrize("encode", [jsonrpc.encode, jsonrpc.encode_plain])
+@given(message=st.dictionaries(st.text(), _values, max_size=5))
+def test_what_is_encoded_decodes_to_the_same_value(
+    encode: Callable[[dict[str, object]], bytes], message: dict[str, object]
+) -> None:
     """Every JSON object survives the wire exactly: digits, types, signs of zero, text."""
-    line = jsonrpc.encode(message)
+    line = encode(message)
     assert json.dumps(message) == json.dumps(jsonrpc.decode(line))
     assert 1 == line.count(b"\n")
     assert line.endswith(b"\n")
@@ -29,10 +33,11 @@ def test_what_is_encoded_decodes_to_the_same_value(message: dict[str, object]) -
 
 
 @pytest.mark.case("R41")
+@pytest.mark.parametrize("encode", [jsonrpc.encode, jsonrpc.encode_plain])
 @pytest.mark.parametrize("number", [2**31, 2**53 + 1, 2**63, 10**30, -(10**30)])
-def test_big_integers_keep_every_digit(number: int) -> None:
+def test_big_integers_keep_every_digit(encode: Callable[[dict[str, object]], bytes], number: int) -> None:
     """An integer of any size is the same integer after a round trip."""
-    assert {"n": number} == jsonrpc.decode(jsonrpc.encode({"n": number}))
+    assert {"n": number} == jsonrpc.decode(encode({"n": number}))
 
 
 @pytest.mark.case("R41")

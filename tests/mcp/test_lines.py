@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ztrio_mcp.stdio import Lines
+from ztrio_mcp.lines import Lines
 
 LIMIT = 8
 

@@ -104,6 +104,43 @@ async def test_what_the_client_did_not_get_is_known(ends: Ends) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_a_frame_is_written_at_once_where_the_pipe_has_room(ends: Ends) -> None:
+    """An answer is on the wire when it has been sent, without anybody's help."""
+    async with open_transport(ends.read_fd, ends.write_fd) as transport, trio.open_nursery() as nursery:
+        nursery.start_soon(transport.read)
+        ends.send(request("a"))
+        await transport.write_stream.send(result((await incoming(transport)).key, 1))
+        assert [{"jsonrpc": "2.0", "id": "a", "result": {"value": 1}}] == await ends.received()
+        assert (1, 0) == (transport.statistics().written, transport.statistics().waiting)
+        nursery.cancel_scope.cancel()
+
+
+async def test_frames_are_whole_and_in_order_when_the_pipe_is_full(ends: Ends) -> None:
+    """What the pipe does not take at once follows before anything else; a cancelled sender leaves no half line."""
+    long = "x" * 1_000_000
+    read = bytearray()
+    async with open_transport(ends.read_fd, ends.write_fd) as transport, trio.open_nursery() as nursery:
+        nursery.start_soon(transport.read)
+        nursery.start_soon(transport.write)
+        ends.send(*(request(number) for number in range(3)))
+        first, second, third = [await incoming(transport) for _ in range(3)]
+        await transport.answer(second, {"result": {"value": "before"}})
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await transport.answer(first, {"result": {"value": long}})
+        await transport.answer(third, {"result": {"value": "after"}})
+        assert (1, 2) == (transport.statistics().written, transport.statistics().waiting)
+        client = trio.lowlevel.FdStream(os.dup(ends.client_in))
+        async with client:
+            while read.count(b"\n") < 3:
+                read += await client.receive_some()
+        await transport.settled()
+        assert (3, 0) == (transport.statistics().written, transport.statistics().waiting)
+        nursery.cancel_scope.cancel()
+    values = [(answer["id"], answer["result"]["value"]) for answer in map(json.loads, read.splitlines())]
+    assert [(1, "before"), (0, long), (2, "after")] == values
+
+
 async def test_error_replies_do_not_wait_for_a_client_that_does_not_read(ends: Ends) -> None:
     """The reader goes on while nothing is written: replies beyond the queue are dropped and counted."""
     async with open_transport(ends.read_fd, ends.write_fd) as transport, trio.open_nursery() as nursery:

@@ -80,6 +80,13 @@ class Workplace:
         targets = [resolve_output(self.workspace, name, raw, policy) for name, (raw, policy) in OUTPUTS.items()]
         return Publisher(self.workspace, ops=ops).prepare(f"w{next(self._ids)}", targets, label={})
 
+    def filled(self, ops: FaultyOps) -> Staging:
+        """A staging in which the tool has done its work; no fault before that."""
+        ops.armed = False
+        staging = self.prepare(ops)
+        fill(staging, WORK)
+        return staging
+
     def assert_untouched(self) -> None:
         assert self.before == look(self.workspace)
         assert ["a.txt", "c.txt", "d"] == listing(self.workspace)
@@ -145,9 +152,7 @@ def test_a_fault_in_publication_puts_every_target_back(workplace: Workplace, ope
     for nth in itertools.count(1):
         for fault in faults(operation, nth):
             ops = FaultyOps(operation, fault, nth=nth, after=after)
-            ops.armed = False
-            staging = workplace.prepare(ops)
-            fill(staging, WORK)
+            staging = workplace.filled(ops)
             ops.armed = True
             error = raised(staging.inspect, staging.publish)
             ops.armed = False
@@ -171,9 +176,7 @@ def test_a_fault_in_the_rollback_is_mended_by_repeating_it(workplace: Workplace,
     for nth in itertools.count(1):
         for fault in faults(operation, nth):
             ops = FaultyOps(operation, fault, nth=nth, after=after)
-            ops.armed = False
-            staging = workplace.prepare(ops)
-            fill(staging, WORK)
+            staging = workplace.filled(ops)
             staging.inspect()
             staging.publish()
             ops.armed = True

@@ -345,10 +345,11 @@ def test_a_directory_from_which_nothing_can_be_renamed_is_refused(workspace: Pat
 
 
 def test_a_call_without_outputs_still_has_its_directory(workspace: Path, stage: Stage) -> None:
-    """A call without outputs has a private temporary directory and its `recovery.json`, and no job shares one."""
+    """A call without outputs has a private temporary directory and nothing to recover, and no job shares one."""
     staging = stage({})
     assert {} == staging.paths
-    assert ["recovery.json", "tmp"] == listing(staging.job_directory)
+    staging.record("worker_running", worker_pid=4711)
+    assert ["tmp"] == listing(staging.job_directory)
     staging.inspect()
     assert {} == staging.publish()
     (staging.tmp / "x").write_text("")

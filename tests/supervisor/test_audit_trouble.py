@@ -122,7 +122,7 @@ async def test_file_that_is_never_written(tmp_path: Path) -> None:
 async def test_file_has_the_end_of_calls_that_an_interrupt_ended(tmp_path: Path) -> None:
     """The program is interrupted inside a call: the rollback stands in the file."""
     path = tmp_path / "audit.jsonl"
-    store = FaultyStore(fail={"advance:committing_state": KeyboardInterrupt()})
+    store = FaultyStore(fail={"finish:commit": KeyboardInterrupt()})
     with pytest.raises(KeyboardInterrupt):
         async with supervisor_with_file(tmp_path, path, store=store) as supervisor:
             await supervisor.call("count")

@@ -119,7 +119,7 @@ async def test_cancelled_at_each_await(
     await nothing_left(supervisor, tmp_path)
 
 
-COMMIT = ["advance:publishing_outputs", "advance:committing_state", "finish:commit"]
+COMMIT = ["advance:publishing_outputs", "finish:commit"]
 
 
 @pytest.mark.parametrize("step", COMMIT)
@@ -262,6 +262,19 @@ async def test_other_tools_cancelled(tmp_path: Path, autojump_clock: trio.testin
         assert ["allow", "error" if read else "cancel"] == log.names()
         assert ("client_gone", None) == (log.events[-1].cause, log.events[-1].code)
         await nothing_left(supervisor, tmp_path)
+
+
+async def test_all_are_killed_before_the_first_is_cleaned_up(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """When many calls are cancelled at once, every tool is stopped before anything is done about the first of them."""
+    backend = ScriptedBackend(sleep_forever)
+    async with opened(tmp_path, backend) as (supervisor, _), trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(partial(supervisor.call, "count", session=f"s{number}"))
+        await settle()
+        nursery.cancel_scope.cancel()
+    assert 5 * ["kill"] + 5 * ["terminate"] == backend.ends
 
 
 async def test_cancelled_before_it_is_made(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:

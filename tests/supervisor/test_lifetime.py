@@ -220,7 +220,7 @@ async def test_interrupt_in_a_call(tmp_path: Path, autojump_clock: trio.testing.
     """An interrupt that strikes inside a call leaves `open_supervisor` as itself, after every call was rolled back."""
     (tmp_path / "out").write_text("old")
     error = KeyboardInterrupt()
-    store = FaultyStore(fail={"advance:committing_state" if settled else "advance:preparing": error})
+    store = FaultyStore(fail={"advance:publishing_outputs" if settled else "advance:preparing": error})
 
     async def script(call: Any) -> Any:
         return await (sleep_forever(call) if call.request.session_name == "other" else play(call))

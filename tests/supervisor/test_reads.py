@@ -92,3 +92,10 @@ async def test_session_that_cannot_be_read(tmp_path: Path, autojump_clock: trio.
         with pytest.raises(ztrio.StoreUnavailable):
             await supervisor.call("look")
         assert ["allow", "error"] == log.names()
+
+
+async def test_a_read_that_does_not_look_at_its_session_does_not_need_it(tmp_path: Path) -> None:
+    """A read without a `ToolContext` goes on while sessions cannot be read."""
+    async with opened(tmp_path, store=FaultyStore(fail={"session": OSError("gone")})) as (supervisor, log):
+        assert "seen" == (await supervisor.call("look_long", {"path": str(tmp_path)})).value
+        assert ["allow", "completed"] == log.names()

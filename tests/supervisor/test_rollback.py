@@ -57,7 +57,7 @@ async def fail_once(workspace: Path, arguments: dict[str, Any], error: BaseExcep
     return log.names(log.events[0].execution_job_id)
 
 
-STEPS = ["advance:publishing_outputs", "advance:committing_state", "finish:commit"]
+STEPS = ["advance:publishing_outputs", "finish:commit"]
 
 
 @pytest.mark.parametrize("error", ANYTHING, ids=lambda error: type(error).__name__)

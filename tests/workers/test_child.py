@@ -13,7 +13,10 @@ import pytest
 from tests.workers.support import TOOLS, request
 from ztrio.plain import decode, encode
 from ztrio.workers import wire
-from ztrio.workers.child import Channel, Stopped, run_request
+from ztrio.workers.child import Stopped, Tools, load, run_request
+from ztrio.workers.child_channel import Channel
+from ztrio.workers.prelude import close_all_but
+from ztrio.workers.rehearsal import Rehearsal
 from ztrio.workers.wire import Failure, Frame, Result
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +29,8 @@ class Inside:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.ours, self.theirs = socket.socketpair()
-        self.channel = Channel(self.theirs)
-        self.far = Channel(self.ours)
+        self.channel = Channel(self.theirs.fileno())
+        self.far = Channel(self.ours.fileno())
 
     def run(self, function: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Result | Failure:
         """The answer to a request."""
@@ -204,6 +207,65 @@ def test_no_workspace(inside: Inside, tmp_path: Path) -> None:
     assert failure.exception_type == "FileNotFoundError"
 
 
+def test_a_prepared_tool(inside: Inside, tmp_path: Path) -> None:
+    """What was prepared when the tools were loaded is used, and not found out again."""
+    tools: Tools = {}
+    assert load(boot("typed", "add_async"), tools) is None
+    assert [(False, None), (True, "ctx")] == [(tool.is_async, tool.context) for tool in tools.values()]
+    changed = attrs.evolve(tools[TOOLS[0], "typed"], function=lambda **arguments: sorted(arguments))
+    sent = request(tmp_path, "typed", {"path": str(tmp_path / "x"), "when": "2026-01-02T03:04:05+01:00"})
+    answer = run_request(sent, inside.channel, {(TOOLS[0], "typed"): changed})
+    assert Result(value=encode(["path", "when"])) == answer
+
+
+@pytest.mark.parametrize("variable", [None, "/elsewhere"])
+def test_a_rehearsal_leaves_nothing_behind(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    """Surroundings, descriptors and rights are as before, nobody hears of it, and without Landlock it works, too."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TMPDIR", variable)
+    else:
+        monkeypatch.setattr("ztrio.workers.linux.create_ruleset", lambda: os.open("/nowhere", os.O_RDONLY))
+    before = (dict(os.environ), Path.cwd(), os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        Rehearsal().run(inside.channel)
+    assert before == (dict(os.environ), Path.cwd(), os.listdir("/proc/self/fd"))
+    (inside.place / "file").touch()
+    inside.theirs.close()
+    assert inside.far.receive() is None
+
+
+@pytest.mark.parametrize("old_kernel", [False, True])
+def test_every_descriptor_but(monkeypatch: pytest.MonkeyPatch, old_kernel: bool) -> None:
+    """All but those named are closed, between them, too, and also where the kernel has no call for it."""
+    if old_kernel:
+        monkeypatch.setattr("ztrio.workers.prelude.close_range", lambda *_: False)
+    read, write = os.pipe()
+    other = os.dup(read)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            close_all_but(2, write)
+            left = [fd for fd in range(100) if _is_open(fd)]
+            os.write(write, repr(left).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert str([2, write]) == os.read(read, 100).decode()
+    for fd in (read, write, other):
+        os.close(fd)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 class Outside:
     """Talks to a worker's main program in a process of its own, without a backend; it ends by itself."""
 
@@ -223,7 +285,7 @@ class Outside:
         theirs.close()
         os.close(read)
         self.sock = ours
-        self.channel = Channel(ours)
+        self.channel = Channel(ours.fileno())
 
     def ask(self, *frames: Frame) -> list[Frame | None]:
         """Send frames, and receive one for each."""

@@ -116,6 +116,26 @@ async def test_everything_is_loaded(tmp_path: Path) -> None:
         assert await call(backend, tmp_path, "preloaded") < asked
 
 
+async def test_the_last_word_of_a_launcher() -> None:
+    """What a launcher said before it ended is heard, even if its end is noticed first."""
+    link = await ForkServerLink.launch()
+    heard: list[Refused] = []
+
+    async def choose() -> None:
+        with pytest.raises(Refused, match="no way to contain a worker works here") as caught:
+            await link.choose(("cgroup",), None)
+        heard.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(choose)
+        await trio.testing.wait_all_tasks_blocked()
+        assert os.waitid(os.P_PID, link.pid, os.WEXITED | os.WNOWAIT) is not None
+        link._read = link.ended.wait  # type: ignore[method-assign]
+        await link.run()
+    await link.close()
+    assert ["cgroup"] == [trial.name for trial in heard[0].trials]
+
+
 # -- what a worker finds
 
 
@@ -190,6 +210,27 @@ async def test_first_come_first_served(zygote: ZygoteBackend) -> None:
             nursery.start_soon(ask, number)
             await trio.testing.wait_all_tasks_blocked()
     assert order == list(range(10))
+
+
+async def test_when_the_pool_is_filled_up(tmp_path: Path) -> None:
+    """A worker that was handed over is replaced when it has ended; at once only when it was the last."""
+
+    async def full() -> None:
+        with trio.fail_after(10):
+            while backend.statistics().idle < 2:
+                await trio.sleep(0.001)
+
+    async with open_zygote_backend(settings(tmp_path, prewarmed=2)) as backend:
+        await full()
+        first = await backend.acquire()
+        assert (1, 0) == (backend.statistics().idle, backend.statistics().starting)
+        await first.terminate(grace=0, bound=BOUND)
+        await full()
+        workers = [await backend.acquire() for _ in range(2)]
+        await full()
+        for worker in workers:
+            await worker.terminate(grace=0, bound=BOUND)
+    assert 3 == backend.statistics().handed_over
 
 
 @pytest.mark.parametrize("turns", range(12))

@@ -28,7 +28,9 @@ def remove_contents(top: int) -> list[str]:
     """
     token = secrets.token_hex(8)
     fresh = (f"removing-{token}-{number}" for number in itertools.count())
-    pending = [name for name in _names(top) if not _unlinked(top, name)]
+    pending = [name for name in _names(top) if not _unlinked(top, name) and not _rmdir(top, name)]
+    if not pending:
+        return []
     while pending:
         name = pending.pop()
         try:

@@ -137,6 +137,11 @@ class Staging:
         """The directories that the worker must be able to write: each slot and `tmp`, not the job directory itself."""
         return (str(self.tmp), *(os.path.dirname(slot.path) for slot in self._slots))
 
+    @property
+    def begun(self) -> bool:
+        """Whether publication has begun, so that there may be something to roll back."""
+        return self._publication.state != "idle"
+
     def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
         """The work of `Publisher.prepare`, which cleans up after it."""
         self._external = bool(label.get("external"))
@@ -159,7 +164,7 @@ class Staging:
         self.record("preparing")
 
     def record(self, phase: str, **facts: Any) -> None:
-        """Note in `recovery.json` that a phase is reached.
+        """Note in `recovery.json` that a phase is reached; a call without outputs has nothing to recover, and no such file.
 
         Args:
             phase: `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `committed`.
@@ -171,7 +176,8 @@ class Staging:
         """
         assert self._recovery is not None
         self._refuse_closed()
-        self._recovery.write(phase, {**described(self._journal(), self._slots), **facts})
+        if self._slots or self._external:
+            self._recovery.write(phase, {**described(self._journal(), self._slots), **facts})
 
     def inspect(self) -> None:
         """See whether what the tool made may be published. Only after everything of the worker is proven dead.

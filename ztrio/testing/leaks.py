@@ -6,8 +6,10 @@ supervision look at) and a marker in the environment (workers get a clean one). 
 process whose current directory or environment names one of the given roots belongs to whoever made the root, and
 `watch` adds the session and group of a process that the test knows.
 
-Everything is compared with a snapshot taken when the probe was made, by identity: pid *and* start time, descriptor
-*and* what it points to, the task object itself. So a number that was used again is not mistaken for what was there.
+Everything is compared with a snapshot taken when the probe was made: descriptor *and* what it points to, the task
+object itself, so that a number that was used again is not mistaken for what was there. Of a process the number alone
+counts: the kernel gives them in turn, so that one comes again after a whole lap, and to read of each process of the
+machine when it started takes longer than most tests do.
 """
 
 from __future__ import annotations
@@ -57,20 +59,25 @@ class ProcessInfo:
 
 def processes() -> dict[int, ProcessInfo]:
     """Every process that is there now, by pid. Linux only."""
-    found = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdecimal():
-            info = _process(int(entry.name))
-            if info is not None:
-                found[info.pid] = info
-    return found
+    return {info.pid: info for pid in _pids() if (info := _process(pid)) is not None}
+
+
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir(_PROC) if name.isdecimal()}  # noqa: PTH208 - names, quickly
 
 
 def _process(pid: int) -> ProcessInfo | None:
     try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None  # it ended meanwhile
+    try:
+        text = os.read(fd, 4096).decode(errors="replace")
+    except OSError:
+        return None  # the same
+    finally:
+        os.close(fd)
+    # The second field is the name, which may hold anything; see proc(5).
     name, _, rest = text.partition("(")[2].rpartition(")")
     state, parent, group, session, *others = rest.split()
     return ProcessInfo(pid, int(others[15]), int(parent), int(group), int(session), state, name)
@@ -102,25 +109,20 @@ def resident_bytes(pid: int | None = None) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _descendants(everything: dict[int, ProcessInfo], ancestor: int) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for info in everything.values():
-        children.setdefault(info.parent, []).append(info.pid)
-    found: set[int] = set()
-    waiting = [ancestor]
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            found.add(child)
-            waiting.append(child)
-    return found
+def _descends(info: ProcessInfo, ancestor: int) -> bool:
+    """Whether that is its parent, or its parent's, and so on."""
+    above: ProcessInfo | None = info
+    while above is not None and above.parent != ancestor:
+        above = _process(above.parent)
+    return above is not None
 
 
 def _descriptors() -> set[tuple[int, str]]:
     """(number, what it points to) of each open descriptor."""
     found = set()
-    for entry in list((_PROC / "self" / "fd").iterdir()):
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, quickly
         try:
-            found.add((int(entry.name), str(entry.readlink())))
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))  # noqa: PTH115 - the same
         except OSError:
             continue  # the one through which the list was read, closed by now
     return found
@@ -167,7 +169,7 @@ class LeakProbe:
         self._job_directories = job_directories
         # (session, group) pairs named by `watch`; only grows.
         self._watched: set[tuple[int, int]] = set()
-        self._processes_before = set(processes().values())
+        self._pids_before = _pids()
         self._descriptors_before = _descriptors()
         self._tasks_before = _tasks()
         self._entries_before = set(self._entries())
@@ -193,10 +195,10 @@ class LeakProbe:
             AssertionError: names everything that is still there.
         """
         deadline = time.monotonic() + grace
-        while self.leaks() and time.monotonic() < deadline:
+        while (found := self.leaks()) and time.monotonic() < deadline:
             gc.collect()
             time.sleep(_POLL)
-        self._judge()
+        _judge(found)
 
     async def wait_clean(self, *, grace: float = 1.0) -> None:
         """Like `assert_clean`, inside a trio loop: other tasks run while it waits.
@@ -209,10 +211,10 @@ class LeakProbe:
         """
         await trio.lowlevel.checkpoint()
         deadline = time.monotonic() + grace
-        while self.leaks() and time.monotonic() < deadline:
+        while (found := self.leaks()) and time.monotonic() < deadline:
             gc.collect()
             await trio.to_thread.run_sync(time.sleep, _POLL)
-        self._judge()
+        _judge(found)
 
     def __enter__(self) -> Self:
         return self
@@ -223,23 +225,18 @@ class LeakProbe:
         if kind is None:
             self.assert_clean()
 
-    def _judge(self) -> None:
-        found = self.leaks()
-        if found:
-            raise AssertionError("left behind:\n" + "\n".join(f"  {line}" for line in found))
-
     def _process_leaks(self) -> Iterator[str]:
-        everything = processes()
-        ours = _descendants(everything, os.getpid())
-        for info in everything.values():
-            if info in self._processes_before:
+        for pid in sorted(_pids() - self._pids_before):
+            info = _process(pid)
+            if info is None:
                 continue
+            ours = _descends(info, os.getpid())
             if info.state == "Z":
                 # One that was re-parented is dead, and reaping it is its new parent's affair.
-                if info.pid in ours:
+                if ours:
                     yield f"zombie {info.pid} ({info.name}): process {info.parent} never waited for it"
                 continue
-            if info.pid in ours:
+            if ours:
                 relation = "a descendant"
             elif any(info.session == session or info.group == group for session, group in self._watched):
                 relation = "in a watched session or group, re-parented"
@@ -286,6 +283,11 @@ class LeakProbe:
                 # Unlike rglob, walk takes it in its stride when a directory vanishes meanwhile.
                 for folder, names, _ in os.walk(root):
                     yield from (Path(folder, name) for name in names if name.startswith(JOB_PREFIX))
+
+
+def _judge(found: list[str]) -> None:
+    if found:
+        raise AssertionError("left behind:\n" + "\n".join(f"  {line}" for line in found))
 
 
 def _command(pid: int) -> str:

@@ -89,6 +89,8 @@ class ScriptedBackend:
     unproven: int = 0
     # Trio times at which a worker was asked to end, with the grace it was given.
     terminations: list[tuple[float, float]] = attrs.field(factory=list)
+    # `kill` and `terminate`, in the order in which workers were asked.
+    ends: list[str] = attrs.field(factory=list)
     report: ContainmentReport = attrs.field(
         factory=lambda: ContainmentReport(backend="scripted", rung="scripted", complete=True)
     )
@@ -156,10 +158,15 @@ class ScriptedWorker:
         changed = state != request.session and not request.read_only
         return Result(value=encode(plain(value)), session=state if changed else None)
 
+    def kill(self) -> None:
+        """Note it: a script is no process, and `terminate` follows."""
+        self._backend.ends.append("kill")
+
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """Die, or not."""
         killed_at = trio.current_time()
         self._backend.terminations.append((killed_at, grace))
+        self._backend.ends.append("terminate")
         with trio.move_on_after(grace + bound):
             await trio.sleep(self._backend.dies_after)
             self._backend.proven += 1

@@ -81,6 +81,13 @@ class Worker(Protocol):
             ztrio.WorkerFailed: WORKER_DIED with the exit status, or WORKER_PROTOCOL_ERROR.
         """
 
+    def kill(self) -> None:
+        """Send SIGKILL, to as many as that reaches, now: `terminate`, which proves the end, follows.
+
+        So whoever stops many calls ends all of their tools before doing anything else. Their tools would take the
+        processor from the first one's clean-up.
+        """
+
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """End the worker and its descendants and prove it.
 

@@ -48,7 +48,10 @@ class WorkerChannel:
 
     async def send(self, data: bytes) -> None:
         """Send everything, or as much as the worker takes before it ends; `receive` then finds the end."""
-        await self._unless_exited(self._send_all, data)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        rest = self._send_some(memoryview(data))
+        if rest:
+            await self._unless_exited(self._send_all, rest)
 
     async def receive(self) -> Frame | None:
         """The next frame, or None where there will be none: the stream or the leader has ended.
@@ -87,16 +90,19 @@ class WorkerChannel:
                 self._waiting = None
         return None
 
-    async def _send_all(self, data: bytes) -> None:  # noqa: ASYNC910 - a frame is never empty
-        rest = memoryview(data)
+    async def _send_all(self, rest: memoryview) -> None:  # noqa: ASYNC910 - there is something to send
         while rest:
             await trio.lowlevel.wait_writable(self._sock)
-            try:
-                rest = rest[self._sock.send(rest) :]
-            except BlockingIOError:
-                continue
-            except ConnectionError:
-                return
+            rest = self._send_some(rest)
+
+    def _send_some(self, data: memoryview) -> memoryview:
+        """Send what there is room for; what is left, which is nothing where nobody reads any more."""
+        try:
+            return data[self._sock.send(data) :]
+        except BlockingIOError:
+            return data
+        except ConnectionError:
+            return data[:0]
 
     async def _read(self) -> Frame | None:
         while (frame := self._decoder.next_frame()) is None:

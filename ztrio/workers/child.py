@@ -7,23 +7,22 @@ leaves behind is looked at after its death. trio is only needed here for tools t
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import signal
-import socket
-import tempfile
-import threading
-import time
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+import attrs
 
 from ztrio.errors import ZtrioError
 from ztrio.loading import FunctionRef, ModuleRef, load_function, load_module
 from ztrio.plain import NotPlain, decode, encode, plain
 from ztrio.schema import Schema, describe
 from ztrio.tools import ToolContext
+from ztrio.workers.child_channel import Channel
 from ztrio.workers.failures import MAX_REASON, encodable, safe_str, tool_failure
 from ztrio.workers.job_init import run_as_init
 from ztrio.workers.prelude import flush, hang_on, prepare_streams, reset_signals
@@ -31,104 +30,41 @@ from ztrio.workers.sandbox import SandboxPolicy, enter
 from ztrio.workers.wire import (
     Boot,
     Failure,
-    Frame,
-    FrameDecoder,
-    Progress,
     ProtocolError,
     Ready,
     Request,
     Result,
     Started,
-    encode_frame,
 )
 
-__all__ = ["Channel", "load", "main", "run_request", "serve_forked"]
+__all__ = ["Prepared", "Tools", "leave_on_term", "load", "main", "prepare", "run_request", "serve_forked"]
 
-_CHUNK: Final = 64 * 1024  # bytes
-_PROGRESS_RATE: Final = 50.0  # Progress frames per second in the long run; what comes beyond is dropped
-_PROGRESS_BURST: Final = 100.0  # so that only a flood loses any, and never a tool that reports a step before a long one
-_MAX_MESSAGE: Final = 1000  # characters of a progress message
 _INIT: Final = 1  # process id of the first process of a PID namespace
+
+
+@attrs.frozen
+class Prepared:
+    """A tool, and what is found out about it before it is called.
+
+    Args:
+        function: The tool's function.
+        schema: Its validators.
+        context: Name of the parameter that receives the `ToolContext`, or None.
+        is_async: Whether it is a coroutine function.
+    """
+
+    function: Callable[..., Any]
+    schema: Schema
+    context: str | None
+    is_async: bool
+
+
+Tools = dict[tuple[str, str], Prepared]
+"""(module, function) → the tool."""
 
 
 class Stopped(BaseException):
     """An async tool was cancelled by SIGTERM: there is nothing to answer any more."""
-
-
-class Channel:
-    """The worker's end of its socket. Forked copies of the process are mute.
-
-    Args:
-        sock: The socket, blocking.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._decoder = FrameDecoder()
-        self._pid = os.getpid()
-        # Frames from several threads must not be mixed.
-        self._lock = threading.Lock()
-        # Progress frames that may be sent now, and when that was last counted (`time.monotonic`).
-        self._progress_credit = _PROGRESS_BURST
-        self._progress_at = time.monotonic()
-
-    @property
-    def mine(self) -> bool:
-        """False in a copy of the process that the tool forked."""
-        return os.getpid() == self._pid
-
-    def take_over(self) -> None:
-        """This process, a fork of the one that made the channel, is the worker now."""
-        self._pid = os.getpid()
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame.
-
-        Raises:
-            OSError: nobody listens.
-            ProtocolError: the frame is too large.
-        """
-        if self.mine:
-            data = encode_frame(frame)
-            with self._lock:
-                self._sock.sendall(data)
-
-    def receive(self) -> Frame | None:
-        """Wait for a frame; None at the end of the stream.
-
-        Raises:
-            ProtocolError: the other side sent something else.
-        """
-        while (frame := self._decoder.next_frame()) is None:
-            try:
-                chunk = self._sock.recv(_CHUNK)
-            except ConnectionError:
-                return None
-            if not chunk:
-                return None
-            self._decoder.feed(chunk)
-        return frame
-
-    def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Send progress, unless there was a flood of it just now.
-
-        Raises:
-            ValueError: a number is not finite.
-        """
-        progress, total = float(progress), None if total is None else float(total)
-        if not math.isfinite(progress) or not math.isfinite(total or 0.0):
-            raise ValueError("progress and total must be finite numbers")
-        now = time.monotonic()
-        earned = (now - self._progress_at) * _PROGRESS_RATE
-        self._progress_credit, self._progress_at = min(_PROGRESS_BURST, self._progress_credit + earned), now
-        if self._progress_credit < 1:
-            return
-        self._progress_credit -= 1
-        text = None if message is None else encodable(str(message)[:_MAX_MESSAGE])
-        try:
-            self.send(Progress(progress=progress, total=total, message=text))
-        except OSError:
-            pass  # nobody listens: the call is over, and this process about to be
 
 
 def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
@@ -143,20 +79,25 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     hang_on(lifeline_fd)
     reset_signals()
     prepare_streams()
-    _serve(Channel(socket.socket(fileno=channel_fd)), None)
+    _serve(Channel(channel_fd), None)
 
 
-def serve_forked(channel_fd: int, schemas: dict[tuple[str, str], Schema]) -> NoReturn:
+def serve_forked(channel: Channel, tools: Tools) -> NoReturn:
     """Serve one request in a fork of a process that has loaded everything, then wait to be killed.
 
     Args:
-        channel_fd: The worker's socket.
-        schemas: (module, function) → validators, as `load` built them.
+        channel: The worker's socket.
+        tools: What `load` has prepared.
     """
-    if os.getpid() == _INIT:
-        # The kernel drops signals to PID 1 that it has no handler for.
-        signal.signal(signal.SIGTERM, _leave)
-    _serve(Channel(socket.socket(fileno=channel_fd)), schemas)
+    _serve(channel, tools)
+
+
+def leave_on_term() -> None:
+    """Let SIGTERM do to forks of this process that are PID 1 what it does to others.
+
+    The kernel drops signals to PID 1 that it has no handler for. A fork inherits it.
+    """
+    signal.signal(signal.SIGTERM, _leave)
 
 
 def _leave(number: int, _: object) -> None:
@@ -167,11 +108,11 @@ def _leave(number: int, _: object) -> None:
     os._exit(128 + number)
 
 
-def _serve(channel: Channel, schemas: dict[tuple[str, str], Schema] | None) -> NoReturn:
+def _serve(channel: Channel, tools: Tools | None) -> NoReturn:
     try:
-        if schemas is None:
-            schemas = _boot(channel)
-        _serve_request(channel, schemas)
+        if tools is None:
+            tools = _boot(channel)
+        _serve_request(channel, tools)
     except (OSError, ProtocolError):
         os._exit(1)  # nobody listens, or nobody who speaks our protocol
     except Stopped:
@@ -180,16 +121,16 @@ def _serve(channel: Channel, schemas: dict[tuple[str, str], Schema] | None) -> N
     os._exit(0)
 
 
-def _boot(channel: Channel) -> dict[tuple[str, str], Schema]:
+def _boot(channel: Channel) -> Tools:
     boot = channel.receive()
     if not isinstance(boot, Boot):
         os._exit(0)
-    schemas: dict[tuple[str, str], Schema] = {}
-    channel.send(Ready(problem=load(boot, schemas)))
-    return schemas
+    tools: Tools = {}
+    channel.send(Ready(problem=load(boot, tools)))
+    return tools
 
 
-def _serve_request(channel: Channel, schemas: dict[tuple[str, str], Schema]) -> None:
+def _serve_request(channel: Channel, tools: Tools) -> None:
     request = channel.receive()
     if not isinstance(request, Request):
         return
@@ -198,10 +139,11 @@ def _serve_request(channel: Channel, schemas: dict[tuple[str, str], Schema]) -> 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         channel.take_over()
     problem = _enter(request.sandbox)
-    channel.send(Started(problem=problem))
     if problem is not None:
+        channel.send(Started(problem=problem))
         return
-    answer = run_request(request, channel, schemas)
+    channel.start()
+    answer = run_request(request, channel, tools)
     if not channel.mine:
         os._exit(0)  # the tool forked, and the copy came back here
     flush()
@@ -218,14 +160,12 @@ def _enter(policy: SandboxPolicy) -> str | None:
     return None
 
 
-def load(
-    boot: Boot, schemas: dict[tuple[str, str], Schema], loaded: Callable[[str], None] = lambda _: None
-) -> str | None:
-    """Load modules and build validators; what went wrong, or None.
+def load(boot: Boot, tools: Tools, loaded: Callable[[str], None] = lambda _: None) -> str | None:
+    """Load modules and prepare tools; what went wrong, or None.
 
     Args:
         boot: What to load.
-        schemas: Receives (module, function) → validators.
+        tools: Receives the tools.
         loaded: Called with each module's name after its execution.
     """
     files = {}
@@ -239,7 +179,7 @@ def load(
         for module, function_name in boot.functions:
             where = f"{module}.{function_name}"
             function = load_function(FunctionRef(ModuleRef(module, files.get(module)), function_name))
-            schemas[module, function_name] = Schema(function, describe(function))
+            tools[module, function_name] = prepare(function)
     except BaseException as error:  # noqa: BLE001, ASYNC103 - not under trio; a module may raise SystemExit
         traceback.print_exc()
         flush()
@@ -247,26 +187,38 @@ def load(
     return None
 
 
-def run_request(request: Request, channel: Channel, schemas: dict[tuple[str, str], Schema]) -> Result | Failure:
+def prepare(function: Callable[..., Any]) -> Prepared:
+    """Look at a tool's signature and build its validators."""
+    is_async = inspect.iscoroutinefunction(function)
+    if is_async:
+        import trio  # noqa: F401, PLC0415 - only async tools need it, and they do so here already
+    parameters = describe(function)
+    return Prepared(function, Schema(function, parameters), parameters.context, is_async)
+
+
+def run_request(request: Request, channel: Channel, tools: Tools) -> Result | Failure:
     """Run the tool that `request` names, in this process.
 
     Args:
         request: The call.
         channel: Takes the progress.
-        schemas: (module, function) → validators, as far as they were built before.
+        tools: Those that are prepared; another is prepared now.
 
     Raises:
         Stopped: the tool is async and SIGTERM cancelled it.
     """
     function: Callable[..., Any] | None = None
     try:
-        os.environ.update(request.env)
+        for name, value in request.env.items():
+            os.environ[name] = value
         os.environ["TMPDIR"] = request.tmp
-        tempfile.tempdir = None  # a module may have asked for it while it was loaded
+        if "tempfile" in sys.modules:
+            sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined] # a module may have asked meanwhile
         os.chdir(request.workspace)
-        function = load_function(FunctionRef(ModuleRef(*request.module), request.function))
-        parameters = describe(function)
-        schema = schemas.get((request.module[0], request.function)) or Schema(function, parameters)
+        tool = tools.get((request.module[0], request.function))
+        if tool is None:
+            tool = prepare(load_function(FunctionRef(ModuleRef(*request.module), request.function)))
+        function = tool.function
         context = ToolContext(
             job_id=request.job_id,
             tool=request.tool,
@@ -278,11 +230,11 @@ def run_request(request: Request, channel: Channel, schemas: dict[tuple[str, str
             request_id=decode(request.request_id),
             report=channel.report,
         )
-        arguments = schema.bind(decode(request.arguments))
-        if parameters.context is not None:
-            arguments[parameters.context] = context
-        value = _call_async(function, arguments) if inspect.iscoroutinefunction(function) else function(**arguments)
-        return _result(request, schema.result(value), context.session)
+        arguments = tool.schema.bind(decode(request.arguments))
+        if tool.context is not None:
+            arguments[tool.context] = context
+        value = _call_async(function, arguments) if tool.is_async else function(**arguments)
+        return _result(request, tool.schema.result(value), context.session)
     except Stopped:
         raise
     except ZtrioError as error:
@@ -295,7 +247,7 @@ def run_request(request: Request, channel: Channel, schemas: dict[tuple[str, str
 
 def _call_async(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Run an async tool. SIGTERM, which `grace` sends, is the cancellation of its scope."""
-    import trio  # noqa: PLC0415 - only async tools pay for it
+    import trio  # noqa: PLC0415 - see `prepare`
 
     values: list[Any] = []
 

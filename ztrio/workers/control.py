@@ -17,15 +17,16 @@ __all__ = [
     "MAX_BOOT",
     "Boot",
     "Born",
+    "Ended",
     "Launch",
     "Launched",
-    "Look",
     "Message",
     "NotBorn",
     "Preloaded",
     "Reap",
     "Spawn",
-    "Status",
+    "Sweep",
+    "Swept",
     "Trial",
     "make_pair",
     "receive",
@@ -107,9 +108,11 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
 
     Args:
         job: The worker's number, never used twice.
+        wanted: Whether a call waits for it; then it must not take the time to rehearse.
     """
 
     job: int
+    wanted: bool = False
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):
@@ -131,39 +134,45 @@ class NotBorn(msgspec.Struct, frozen=True, tag=True):
     problem: str
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """Supervisor → fork server: the pidfd says that it has ended; how? It stays unreaped.
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """Fork server → supervisor: a worker (on the rung `job-init` its guard) has ended; it stays unreaped until `Reap`.
 
     Args:
         job: The worker's number.
-        sweep: Its init was killed, so kill what was re-parented to the fork server instead.
+        status: Exit status, negative for the signal that ended it.
     """
 
     job: int
-    sweep: bool = False
+    status: int
 
 
-class Status(msgspec.Struct, frozen=True, tag=True):
-    """Fork server → supervisor, answering `Look`.
+class Sweep(msgspec.Struct, frozen=True, tag=True):
+    """Supervisor → fork server, on the rung `job-init`: a guard was killed, so kill what was left to you.
 
     Args:
         job: The worker's number.
-        status: Exit status, negative for the signal that ended it; None while it runs.
-        swept: Nobody is left who was re-parented to the fork server.
     """
 
     job: int
-    status: int | None
-    swept: bool = False
+
+
+class Swept(msgspec.Struct, frozen=True, tag=True):
+    """Fork server → supervisor: nobody is left who was re-parented to the fork server.
+
+    Args:
+        job: The worker's number.
+    """
+
+    job: int
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """Supervisor → fork server: the end is proven; forget the worker."""
+    """Supervisor → fork server: the end is proven, or nobody waits for it; reap the worker as soon as it has ended."""
 
     job: int
 
 
-Message = Launch | Launched | Boot | Preloaded | Spawn | Born | NotBorn | Look | Status | Reap
+Message = Launch | Launched | Boot | Preloaded | Spawn | Born | NotBorn | Ended | Sweep | Swept | Reap
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -12,24 +12,18 @@ never waits: it answers one message at a time from the supervisor, who watches t
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib.abc
-import importlib.machinery
 import os
-import random
+import select
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-from ztrio.schema import Schema
 from ztrio.workers import child, control
+from ztrio.workers.child_channel import Channel
 from ztrio.workers.job_init import KILL, guard, kill_all_children
 from ztrio.workers.linux import drop_bounding_set, set_parent_death_signal
 from ztrio.workers.namespaces import (
@@ -40,15 +34,18 @@ from ztrio.workers.namespaces import (
     use_as_subreaper,
 )
 from ztrio.workers.prelude import close_all_but, flush, hang_on
+from ztrio.workers.rehearsal import Rehearsal
+from ztrio.workers.thread_watch import ThreadWatch
 from ztrio.workers.wire import Boot
 
-__all__ = ["ThreadWatch", "serve"]
+__all__ = ["serve"]
 
 _ONE_THREAD: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _THREAD_LAG: Final = 0.1  # seconds that a thread which was joined may still be seen
 _NEEDED: Final = {"job-init": 3, "cgroup": 3}  # descriptors that come with a `Spawn`; two on other rungs
 _CHANNEL: Final = 3  # the worker's socket
 _LIFELINE: Final = 4
+_REHEARSALS: Final = 20  # specialising needs 8 runs, and a few more for what that finds
 
 
 def serve(sock: socket.socket, rung: str, lifeline: int) -> NoReturn:
@@ -65,55 +62,6 @@ def serve(sock: socket.socket, rung: str, lifeline: int) -> NoReturn:
     os._exit(0)
 
 
-class ThreadWatch(importlib.abc.MetaPathFinder):
-    """Finds out which module starts a thread while it is imported: the first after whose execution there is one more.
-
-    Attributes:
-        culprit: Its name, or None.
-    """
-
-    def __init__(self) -> None:
-        self.culprit: str | None = None
-        # Threads seen so far.
-        self._seen = thread_count()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Let the other finders find the module, and watch it being executed."""
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: importlib.machinery.ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                self._watch(spec)
-                return spec
-        return None
-
-    def look(self, name: str) -> None:
-        """The module has been executed."""
-        now = thread_count()
-        if now > self._seen and self.culprit is None:
-            self.culprit = name
-        self._seen = now
-
-    def _watch(self, spec: importlib.machinery.ModuleSpec) -> None:
-        loader: Any = spec.loader
-        execute: Callable[[ModuleType], None] | None = getattr(loader, "exec_module", None)
-        if execute is None or isinstance(loader, type):
-            return  # built in or frozen: they start none
-
-        @functools.wraps(execute)
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            self.look(spec.name)
-
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:
-            return  # a loader with slots; its module is named by whoever imports it
-
-
 class ForkServer:
     """See `serve`."""
 
@@ -121,9 +69,14 @@ class ForkServer:
         self._sock = sock
         self._rung = rung
         self._lifeline = lifeline
-        self._schemas: dict[tuple[str, str], Schema] = {}
-        # Worker's number → process id, for those not reaped; of the guard on the rung `job-init`.
+        self._tools: child.Tools = {}
+        # Made when everything is loaded.
+        self._rehearsal: Rehearsal
+        # Worker's number → process id, for those that the supervisor waits for; of the guard on the rung `job-init`.
         self._workers: dict[int, int] = {}
+        # pidfd → (number, process id) of those that have not ended; exactly these are polled, beside the socket.
+        self._running: dict[int, tuple[int, int]] = {}
+        self._poll = select.poll()
         # Opened before any foreign code runs. -1 where it is not needed.
         self._own_namespace = own_pid_namespace() if rung == "pidns" else -1
 
@@ -139,7 +92,7 @@ class ForkServer:
         sys.meta_path.insert(0, watch)
         try:
             wanted = Boot(modules=boot.modules, functions=boot.functions)
-            problem = child.load(wanted, self._schemas, loaded=watch.look)
+            problem = child.load(wanted, self._tools, loaded=watch.look)
         finally:
             sys.meta_path.remove(watch)
         # What a tool starts may use as many as it likes.
@@ -151,44 +104,83 @@ class ForkServer:
         threads = _settled_thread_count()
         if self._rung == "job-init":
             use_as_subreaper()
-        gc.collect()
-        gc.freeze()
+        self._settle()
         flush()
         culprit = watch.culprit if threads > 1 else None
         control.send(self._sock, control.Preloaded(problem, threads, culprit))
         return problem is None and threads == 1
 
-    def run(self) -> None:
-        """Answer messages until the supervisor hangs up."""
-        drop_bounding_set()  # once for all workers
-        while (received := control.receive(self._sock)) is not None:
-            message, descriptors = received
-            try:
-                if isinstance(message, control.Spawn):
-                    self._spawn(message.job, descriptors)
-                elif isinstance(message, control.Look):
-                    self._look(message.job, sweep=message.sweep)
-                elif isinstance(message, control.Reap):
-                    os.waitpid(self._workers.pop(message.job), os.WNOHANG)  # it has ended, or was given up
-            except BrokenPipeError:
-                return
-            finally:
-                for fd in descriptors:
-                    os.close(fd)
+    def _settle(self) -> None:
+        """Leave as little as possible to each worker: what it need not do, and pages that it need not copy."""
+        if self._rung == "pidns":
+            child.leave_on_term()
+        prepare_for_reseeding()
+        self._rehearsal = Rehearsal()
+        mute = Channel(-1)
+        for _ in range(_REHEARSALS):
+            self._rehearsal.run(mute)
+        gc.collect()
+        gc.freeze()
 
-    def _spawn(self, job: int, descriptors: tuple[int, ...]) -> None:
-        namespace = None
+    def run(self) -> None:
+        """Answer messages and tell who has ended, until the supervisor hangs up."""
+        drop_bounding_set()  # once for all workers
+        self._poll.register(self._sock, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    if fd != self._sock.fileno():
+                        self._tell_end(fd)
+                    elif not self._answer():
+                        return
+        except BrokenPipeError:
+            return
+
+    def _answer(self) -> bool:
+        received = control.receive(self._sock)
+        if received is None:
+            return False
+        message, descriptors = received
+        try:
+            if isinstance(message, control.Spawn):
+                self._spawn(message, descriptors)
+            elif isinstance(message, control.Sweep):
+                kill_all_children(self._workers.values())
+                control.send(self._sock, control.Swept(message.job))
+            elif isinstance(message, control.Reap):
+                pid = self._workers.pop(message.job)
+                if (message.job, pid) not in self._running.values():
+                    os.waitpid(pid, 0)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        return True
+
+    def _tell_end(self, pidfd: int) -> None:
+        job, pid = self._running.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        if job not in self._workers:
+            os.waitpid(pid, 0)  # nobody waits for it
+            return
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert info is not None  # without WNOHANG it waits, though not here
+        status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        control.send(self._sock, control.Ended(job, status))
+
+    def _spawn(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> None:
+        job, namespace = spawn.job, None
         if len(descriptors) < _NEEDED.get(self._rung, 2):
             # The kernel leaves out what there is no room for.
             control.send(self._sock, control.NotBorn(job, "the fork server has too many files open"))
             return
         try:
             if self._rung == "pidns":
-                pid, namespace = self._fork_in_namespace(descriptors)
+                pid, namespace = self._fork_in_namespace(spawn, descriptors)
             else:
                 pid = os.fork()
                 if pid == 0:
-                    self._become_worker(descriptors)
+                    self._become_worker(spawn, descriptors)
         except OSError as error:
             control.send(self._sock, control.NotBorn(job, f"{error.strerror or error} ({self._rung})"))
             return
@@ -200,36 +192,24 @@ class ForkServer:
             control.send(self._sock, control.NotBorn(job, error.strerror or str(error)))
             return
         self._workers[job] = pid
-        try:
-            control.send(self._sock, control.Born(job, namespace), (pidfd,))
-        finally:
-            os.close(pidfd)
+        self._running[pidfd] = job, pid
+        self._poll.register(pidfd, select.POLLIN)
+        control.send(self._sock, control.Born(job, namespace), (pidfd,))
 
-    def _fork_in_namespace(self, descriptors: tuple[int, ...]) -> tuple[int, int]:
+    def _fork_in_namespace(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> tuple[int, int]:
         unshare_pid_namespace()
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_worker(descriptors)
+                self._become_worker(spawn, descriptors)
         finally:
             # Also after a fork that failed. If this fails, no further worker could be made, and the zygote ends.
             namespace = leave_pid_namespace(self._own_namespace)
         return pid, namespace
 
-    def _look(self, job: int, *, sweep: bool) -> None:
-        info = os.waitid(os.P_PID, self._workers[job], os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        status = None
-        if info is not None:
-            status = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        swept = False
-        if sweep and info is not None and self._rung == "job-init":
-            kill_all_children(self._workers.values())
-            swept = True
-        control.send(self._sock, control.Status(job, status, swept))
-
     # ---- in the worker
 
-    def _become_worker(self, descriptors: tuple[int, ...]) -> NoReturn:
+    def _become_worker(self, spawn: control.Spawn, descriptors: tuple[int, ...]) -> NoReturn:
         try:
             channel, output, *special = descriptors
             if self._rung == "cgroup":
@@ -250,7 +230,10 @@ class ForkServer:
                 hang_on(lifeline)
             reseed()
             gc.enable()
-            child.serve_forked(_CHANNEL, self._schemas)
+            worker = Channel(_CHANNEL)
+            if not spawn.wanted:
+                self._rehearsal.run(worker)
+            child.serve_forked(worker, self._tools)
         except BaseException:  # noqa: BLE001, ASYNC103 - not under trio; the end of the process follows whatever it was
             traceback.print_exc()
             flush()
@@ -272,10 +255,18 @@ def _keep_only(channel: int, lifeline: int) -> int:
     return _LIFELINE
 
 
+def prepare_for_reseeding() -> None:
+    """Before the forks: what saves them a part of `reseed`."""
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile._name_sequence = None  # type: ignore[attr-defined]
+    ssl = sys.modules.get("ssl")
+    if ssl is not None:
+        ssl.RAND_bytes(1)  # OpenSSL gets ready when it is first used, which takes hundreds of pages
+
+
 def reseed() -> None:
-    """Give a forked process random numbers of its own."""
-    random.seed()
-    tempfile._name_sequence = None  # type: ignore[attr-defined]
+    """Give a forked process random numbers of its own, where Python does not (`random` sees to itself)."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 import trio
 
-from ztrio.workers import cgroups
+from ztrio.workers import cgroups, control
 from ztrio.workers.backend import Proof
 from ztrio.workers.containment import (
     GroupEnd,
@@ -30,7 +30,7 @@ from ztrio.workers.job_init import ALL_DEAD, KILL, SOFT, VERDICT
 from ztrio.workers.ladder import complete
 from ztrio.workers.output import OutputPipe
 from ztrio.workers.programs import pipe
-from ztrio.workers.server import ForkServerLink, ServerGone
+from ztrio.workers.server import Answer, ForkServerLink, ServerGone
 from ztrio.workers.wire import Failure, Request, Result
 
 __all__ = ["ForkedWorker"]
@@ -38,6 +38,8 @@ __all__ = ["ForkedWorker"]
 _STATUS_BOUND: Final = 0.5  # seconds for the fork server to say how a worker ended
 _FIRST_PAUSE: Final = 0.0005  # seconds between looks at a cgroup or after a sweep, doubled each time
 _LAST_PAUSE: Final = 0.05
+_FDINFO: Final = 4096  # bytes, more than there are
+_GONE: Final = -1  # process id of one that was reaped
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +48,7 @@ class _Birth:
 
     Args:
         job: Its number at the fork server.
+        end: Where the fork server says how it ended.
         pid: Process id on the host, of the guard on the rung `job-init`.
         pidfd: Refers to that process.
         namespace: Inode number of its PID namespace, or None.
@@ -54,6 +57,7 @@ class _Birth:
     """
 
     job: int
+    end: Answer
     pid: int
     pidfd: int
     namespace: int | None
@@ -93,6 +97,8 @@ class ForkedWorker:
         self._leader = LeaderWatch(birth.pid, pidfd=birth.pidfd)
         self._started_at = started_at(birth.pid)
         self._conversation = Conversation(sock, output, self._leader.exited, self._how_it_ended)
+        # Trio time of the first `kill`.
+        self._killed_at: float | None = None
         # One `terminate` at a time; a later one finds the proof of the earlier.
         self._ending = trio.Lock()
         # Set once, when the end is proven; everything is closed then.
@@ -110,6 +116,7 @@ class ForkedWorker:
         cls,
         link: ForkServerLink,
         *,
+        wanted: bool,
         output_limit: int,
         cgroup: Callable[[], Path] | None,
         members: Members,
@@ -120,6 +127,7 @@ class ForkedWorker:
 
         Args:
             link: The fork server.
+            wanted: Whether a call waits for it.
             output_limit: Bytes of its output that are kept.
             cgroup: Makes a cgroup for it, on the rung that needs one.
             members: Reads the process table.
@@ -148,10 +156,11 @@ class ForkedWorker:
                 procs = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
                 theirs.callback(os.close, procs)
                 special.append(procs)
-            job, born, pidfd = await link.fork((far.fileno(), printed, *special))
+            born, pidfd, end = await link.fork((far.fileno(), printed, *special), wanted=wanted)
             ours.callback(os.close, pidfd)
             birth = _Birth(
-                job=job,
+                job=born.job,
+                end=end,
                 pid=_pid_of(pidfd),
                 pidfd=pidfd,
                 namespace=born.namespace,
@@ -202,6 +211,14 @@ class ForkedWorker:
         """The last of what the worker wrote to stdout and stderr."""
         return self._conversation.output_tail()
 
+    def kill(self) -> None:
+        """Send SIGKILL; see `backend.Worker`."""
+        if not self._closed:
+            self._killed_at = self._killed_at or trio.current_time()
+            if self.link.rung == "group" and not self.link.died.is_set():
+                signal_group(self.pid, signal.SIGKILL)  # the fork server holds the leader unreaped
+            self._kill()
+
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """End the worker and its descendants and prove it; see `backend.Worker`. May be called again after None."""
         async with self._ending:
@@ -221,7 +238,7 @@ class ForkedWorker:
                 complete=complete(self.link.rung),
                 pid=birth.pid,
                 status=self._status,
-                killed_at=end.killed_at,
+                killed_at=self._killed_at or end.killed_at,
                 proven_at=end.proven_at,
                 survivors_killed=end.survivors_killed,
                 escalated=end.escalated,
@@ -267,11 +284,11 @@ class ForkedWorker:
             self._signal(signal.SIGCONT)  # in case a tool has stopped its guard
 
     def _signal(self, number: signal.Signals) -> None:
-        if not self._closed and not self._leader.has_exited:
+        if not self._closed:
             try:
                 signal.pidfd_send_signal(self._birth.pidfd, number)
             except ProcessLookupError:
-                pass  # it has ended just now
+                pass  # it has ended, and was reaped when the fork server ended
 
     async def _is_gone(self, bound: float) -> bool:
         """Wait at most that many seconds for the proof that nobody of the tree is left."""
@@ -294,8 +311,7 @@ class ForkedWorker:
         if self.link.rung == "job-init":
             if not self._all_dead and not self._hear_verdict():
                 # The guard was killed itself. What it left is re-parented to the fork server.
-                status = await self.link.look(self._birth.job, sweep=True)
-                self._all_dead = status is not None and status.swept
+                self._all_dead = await self.link.sweep(self._birth.job)
             if self._all_dead:
                 return True
         elif self.link.rung == "group" and await self._kill_members():
@@ -333,9 +349,10 @@ class ForkedWorker:
         if self._status is None and self.link.rung == "job-init":
             self._hear_verdict()
         if self._status is None:
+            end = self._birth.end
             with trio.move_on_after(_STATUS_BOUND):
-                found = await self.link.look(self._birth.job)
-                self._status = None if found is None else found.status
+                await end.come.wait()
+                self._status = end.message.status if isinstance(end.message, control.Ended) else None
         return self._status
 
     def _close(self) -> None:
@@ -352,8 +369,12 @@ class ForkedWorker:
 
 def _pid_of(pidfd: int) -> int:
     """The process id on the host; the fork server, in its own namespace, knows another. pidfd_open(2), proc(5)."""
-    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "Pid":
-            return int(value)
-    raise ServerGone
+    fd = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _, _, rest = os.read(fd, _FDINFO).partition(b"\nPid:")
+    finally:
+        os.close(fd)
+    pid = int(rest.partition(b"\n")[0] or _GONE)
+    if pid == _GONE:
+        raise ServerGone
+    return pid

@@ -24,7 +24,7 @@ from typing import Final
 
 from ztrio.workers import linux
 
-__all__ = ["restrict_writes", "why_unavailable"]
+__all__ = ["make_ruleset", "restrict_writes", "why_unavailable"]
 
 _NULL: Final = "/dev/null"
 _OTHER: Final = "/dev/zero"  # a device that everybody may write, and that the trial does not grant
@@ -36,6 +36,19 @@ def restrict_writes(paths: Iterable[str]) -> None:
 
     Where the kernel can, they may then signal only each other, too. Needs no_new_privs. A path that does not exist is
     left out; one that is no directory can be written and truncated.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    ruleset = make_ruleset(paths)
+    try:
+        linux.restrict_self(ruleset)
+    finally:
+        os.close(ruleset)
+
+
+def make_ruleset(paths: Iterable[str]) -> int:
+    """A descriptor of what `restrict_writes` grants; it restricts nobody yet.
 
     Raises:
         OSError: as the system reports it.
@@ -52,9 +65,10 @@ def restrict_writes(paths: Iterable[str]) -> None:
                 linux.add_path(ruleset, fd, linux.LANDLOCK_WRITES if is_directory else linux.LANDLOCK_FILE_WRITES)
             finally:
                 os.close(fd)
-        linux.restrict_self(ruleset)
-    finally:
+    except BaseException:
         os.close(ruleset)
+        raise
+    return ruleset
 
 
 @cache

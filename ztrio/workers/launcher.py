@@ -6,6 +6,7 @@ when the supervisor ends) and has one thread all its life. It tries the rungs of
 and forks:
 
     launcher ── keeper        pidns only: PID 1 of the namespace all workers are below; does nothing
+             ├─ mourner       cgroup only: kills everybody in the groups of jobs when the launcher has ended
              └─ fork server   loads the tools, forks workers; gets SIGKILL when the launcher ends
 
 The fork server is deliberately not PID 1: workers are PID 1 of theirs, and libraries that notice a fork by a changed
@@ -22,9 +23,10 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Final, NoReturn
 
-from ztrio.workers import control
+from ztrio.workers import cgroups, control
 from ztrio.workers.fork_server import serve
 from ztrio.workers.job_init import AGREED, kill_all_children
 from ztrio.workers.linux import set_parent_death_signal
@@ -65,6 +67,9 @@ def main(control_fd: int, lifeline_fd: int) -> NoReturn:
         keeper = _fork_keeper()
     else:
         use_as_subreaper()
+        if rung == "cgroup":
+            assert launch.cgroup is not None
+            _fork_mourner(Path(launch.cgroup))
     server = _fork_server(sock, rung, lifeline_fd)
     sock.close()
     _wait_for(server)
@@ -111,6 +116,26 @@ def _fork_keeper() -> int:
             os._exit(1)
     os.close(me)
     return keeper
+
+
+def _fork_mourner(group: Path) -> None:
+    """Fork the process that kills everybody in the groups of all jobs when the launcher has ended, however it did.
+
+    On the other complete rungs the kernel's parent-death signals and namespaces do that. Out of a group they do not
+    reach what has made a session of its own, and the lifeline kills launcher and fork server in one step.
+    """
+    me = os.pidfd_open(os.getpid())
+    if os.fork() == 0:
+        try:
+            os.setsid()  # out of the group that the lifeline kills
+            close_all_but(me)
+            poll = select.poll()
+            poll.register(me, select.POLLIN)
+            poll.poll()
+            cgroups.kill(group)
+        finally:
+            os._exit(1)
+    os.close(me)
 
 
 def _fork_server(sock: socket.socket, rung: str, lifeline: int) -> int:

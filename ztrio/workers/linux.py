@@ -20,6 +20,7 @@ __all__ = [
     "LANDLOCK_FILE_WRITES",
     "LANDLOCK_WRITES",
     "add_path",
+    "close_range",
     "create_ruleset",
     "drop_bounding_set",
     "drop_capabilities",
@@ -46,8 +47,11 @@ _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
 # linux/capability.h: header {version, pid}, then two of {effective, permitted, inheritable} for 64 capabilities.
 _CAPABILITY_VERSION_3: Final = 0x20080522
 _CAPABILITIES: Final = 64
+_OWN_CAPABILITIES: Final = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+_NO_CAPABILITIES: Final = bytes(2 * 3 * 4)
 
 # The same on every architecture but alpha: asm-generic/unistd.h
+_SYS_CLOSE_RANGE: Final = 436
 _SYS_LANDLOCK_CREATE_RULESET: Final = 444
 _SYS_LANDLOCK_ADD_RULE: Final = 445
 _SYS_LANDLOCK_RESTRICT_SELF: Final = 446
@@ -141,8 +145,12 @@ def drop_capabilities() -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:  # a kernel without ambient capabilities
             raise
-    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, bytes(2 * 3 * 4)), "capset")
+    _checked(_libc.capset(_OWN_CAPABILITIES, _NO_CAPABILITIES), "capset")
+
+
+def close_range(first: int, last: int) -> bool:
+    """Close all descriptors from `first` to `last`, also where none is open; False where the kernel cannot (5.9)."""
+    return _syscall(_SYS_CLOSE_RANGE, ctypes.c_uint32(first), ctypes.c_uint32(last), ctypes.c_uint32(0)) == 0
 
 
 def create_ruleset() -> int:

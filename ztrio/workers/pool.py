@@ -1,5 +1,8 @@
 """A line of calls that want workers and a small pool of ready ones, for every backend.
 
+A worker that was handed over is replaced at once where making one takes long; where it is quick, when it has ended or
+the pool is empty, because making one while the call has just begun would take the processor from it.
+
 One task of the backend makes each worker, never the call that wants it. So a call that leaves while it waits leaves
 nothing behind: what was being made for it goes to the next in line or stays in the pool.
 
@@ -87,14 +90,18 @@ class WorkerPool(Generic[W]):
         settings: How many to keep ready, and bounds.
         end_bound: Seconds for the proof of workers that no call owns.
         max_starting: Workers made at once.
+        slow_start: Whether making one takes long.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, settings: BackendSettings, *, end_bound: float, max_starting: int) -> None:
+    def __init__(
+        self, settings: BackendSettings, *, end_bound: float, max_starting: int, slow_start: bool = False
+    ) -> None:
         self._settings = settings
         self._end_bound = end_bound
         self._max_starting = max_starting
+        self._slow_start = slow_start
         # Every worker whose end is not proven, whoever owns it.
         self._alive: set[W] = set()
         # Those of them whose proof was asked for and not had.
@@ -139,7 +146,7 @@ class WorkerPool(Generic[W]):
             raise start_failed("the backend is closed", "")
         waiter: _Waiter[W] = _Waiter()
         self._waiters.append(waiter)
-        self._dispatch()
+        self._dispatch(refill=self._slow_start)
         if waiter.settled.is_set():
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -217,6 +224,7 @@ class WorkerPool(Generic[W]):
         if proven:
             self._alive.discard(worker)
             self._unproven.discard(worker)
+            self._dispatch()
         else:
             self._unproven.add(worker)
 
@@ -230,8 +238,12 @@ class WorkerPool(Generic[W]):
         self._resting = False
         self._dispatch()
 
-    def _dispatch(self) -> None:
-        """Give ready workers to those in line, and make as many as are missing."""
+    def _dispatch(self, *, refill: bool = True) -> None:
+        """Give ready workers to those in line, and make as many as are missing.
+
+        Args:
+            refill: Fill the pool up; else only when it is empty.
+        """
         while self._waiters and self._idle:
             worker = self._idle.popleft()
             if worker.has_exited:
@@ -242,7 +254,9 @@ class WorkerPool(Generic[W]):
             self._settle(self._waiters[0], worker=worker)
         if self._closing.is_set():
             return
-        wanted = len(self._waiters) + (0 if self._resting else self._settings.prewarmed) - len(self._idle)
+        wanted = len(self._waiters) - len(self._idle)
+        if not self._resting and (refill or not self._idle):
+            wanted += self._settings.prewarmed
         while self._starting < min(wanted, self._max_starting):
             self._starting += 1
             self._makers.start_soon(self._make)

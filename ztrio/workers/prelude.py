@@ -7,17 +7,30 @@ import os
 import select
 import signal
 import sys
+from typing import Final
 
-__all__ = ["close_all_but", "flush", "hang_on", "prepare_streams", "reset_signals"]
+from ztrio.workers.linux import close_range
+
+__all__ = ["bind", "close_all_but", "flush", "hang_on", "prepare_streams", "reset_signals"]
+
+_LAST_DESCRIPTOR: Final = 2**32 - 1
+
+
+def bind(lifeline_fd: int, group: int) -> None:
+    """Have the kernel kill a process group when the other end of the pipe closes; where the platform can do that.
+
+    It is a property of the open file, whoever holds it, and holds while somebody does.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -group)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
 
 
 def hang_on(lifeline_fd: int) -> None:
     """Have the kernel kill this process group when the supervisor's end of the pipe closes, however it ends."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
+    bind(lifeline_fd, os.getpgrp())
     poll = select.poll()
     poll.register(lifeline_fd, 0)
     if poll.poll(0):  # closed before the line above
@@ -26,8 +39,16 @@ def hang_on(lifeline_fd: int) -> None:
 
 def close_all_but(*kept: int) -> None:
     """Close every other descriptor. Linux only: where close-on-exec does nothing, because nothing is executed."""
+    first = 0
+    for fd in (*sorted(kept), _LAST_DESCRIPTOR + 1):
+        if first < fd and not close_range(first, fd - 1):
+            _close_listed(first, fd - 1)
+        first = fd + 1
+
+
+def _close_listed(first: int, last: int) -> None:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, quickly
-        if int(name) not in kept:
+        if first <= int(name) <= last:
             try:
                 os.close(int(name))
             except OSError:

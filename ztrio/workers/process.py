@@ -10,7 +10,7 @@ from collections.abc import Callable
 import trio
 
 from ztrio.workers.backend import Proof
-from ztrio.workers.containment import LeaderWatch, Members, end_group, exit_status, started_at
+from ztrio.workers.containment import LeaderWatch, Members, end_group, exit_status, signal_group, started_at
 from ztrio.workers.conversation import Conversation
 from ztrio.workers.programs import Program, start
 from ztrio.workers.wire import Boot, Failure, Request, Result
@@ -43,6 +43,8 @@ class WorkerProcess:
         self._leader = LeaderWatch(program.process.pid)
         self._started_at = started_at(program.process.pid)
         self._conversation = Conversation(program.sock, program.output, self._leader.exited, self._status)
+        # Trio time of the first `kill`.
+        self._killed_at: float | None = None
         # One `terminate` at a time; a later one finds the proof of the earlier.
         self._ending = trio.Lock()
         # Set once, when the end is proven; everything is closed then.
@@ -103,6 +105,12 @@ class WorkerProcess:
         """Wait for the complete result frame, reporting progress on the way; see `backend.Worker`."""
         return await self._conversation.receive(on_progress)
 
+    def kill(self) -> None:
+        """Send SIGKILL; see `backend.Worker`."""
+        if self._proof is None:
+            self._killed_at = self._killed_at or trio.current_time()
+            signal_group(self.pid, signal.SIGKILL)  # the leader is unreaped
+
     async def terminate(self, *, grace: float, bound: float) -> Proof | None:
         """End the worker and its descendants and prove it; see `backend.Worker`. May be called again after None."""
         async with self._ending:
@@ -120,7 +128,7 @@ class WorkerProcess:
                 complete=False,
                 pid=self.pid,
                 status=await self._program.process.wait(),  # reaps; it has ended, so this does not wait
-                killed_at=end.killed_at,
+                killed_at=self._killed_at or end.killed_at,
                 proven_at=end.proven_at,
                 survivors_killed=end.survivors_killed,
                 escalated=end.escalated,

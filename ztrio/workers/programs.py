@@ -18,11 +18,14 @@ import attrs
 import trio
 
 from ztrio.workers.output import OutputPipe
+from ztrio.workers.prelude import bind
 
 __all__ = ["Program", "pipe", "start"]
 
+# The first thing it does is to look whether the supervisor is there still: the rest takes a quarter of a second.
 _BOOT: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
+    "import json, os, select, sys; poll = select.poll(); poll.register(int(sys.argv[2]), 0); "
+    "poll.poll(0) and os._exit(1); sys.path[:] = json.loads(sys.argv[3]); "
     "from {module} import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
@@ -77,6 +80,8 @@ async def start(module: str, pair: tuple[socket.socket, socket.socket], *, outpu
             start_new_session=True,
             env=_environment(),
         )
+        # It does so itself when it has imported what it needs; the supervisor may be killed before.
+        bind(held, process.pid)
         ours.pop_all()
     return Program(process, sock, OutputPipe(output, output_limit), lifeline)
 

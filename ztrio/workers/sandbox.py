@@ -152,7 +152,7 @@ def enter(policy: SandboxPolicy) -> None:
     if policy.limits is not None:
         _set_limits(policy.limits)
     # A change of user ends it.
-    parent_death = linux.parent_death_signal() if _LINUX else 0
+    parent_death = linux.parent_death_signal() if _LINUX and policy.run_as is not None else 0
     if _LINUX:
         linux.drop_bounding_set()
     if policy.run_as is not None:
@@ -163,7 +163,7 @@ def enter(policy: SandboxPolicy) -> None:
     if _LINUX:
         linux.drop_capabilities()
         linux.set_no_new_privs()
-        if policy.run_as is not None and parent_death:
+        if parent_death:
             linux.set_parent_death_signal(parent_death)
     if policy.landlock != "off":
         landlock.restrict_writes(policy.writable)

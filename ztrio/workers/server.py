@@ -26,7 +26,7 @@ from ztrio.workers.ladder import RungTrial
 from ztrio.workers.pool import start_failed
 from ztrio.workers.programs import Program, start
 
-__all__ = ["ForkServerLink", "Refused", "ServerGone"]
+__all__ = ["Answer", "ForkServerLink", "Refused", "ServerGone"]
 
 _OUTPUT_LIMIT: Final = 64 * 1024  # bytes; what loading prints
 _END_BOUND: Final = 2.0  # seconds for the launcher to see everything dead
@@ -49,11 +49,16 @@ class Refused(WorkerFailed):
 
 
 @attrs.define(eq=False)
-class _Answer:
-    """What somebody waits for."""
+class Answer:
+    """What somebody waits for.
+
+    Attributes:
+        come: Set when it is there, or never will be.
+        message: The message; None when the fork server ended first.
+        descriptors: What came with it.
+    """
 
     come: trio.Event = attrs.field(factory=trio.Event)
-    # Set before `come`, unless the fork server ended.
     message: control.Message | None = None
     descriptors: tuple[int, ...] = ()
 
@@ -81,7 +86,7 @@ class ForkServerLink:
         # Whether a newer one has taken its place.
         self._retired = False
         # Who waits for which message: its class, and the worker's number (the class again where there is none).
-        self._waiting: dict[tuple[type[object], object], _Answer] = {}
+        self._waiting: dict[tuple[type[object], object], Answer] = {}
         # Messages that found the socket full, with descriptors of our own; at most one per call.
         self._outbox: deque[tuple[control.Message, tuple[int, ...]]] = deque()
         self._outgoing = trio.Event()
@@ -105,6 +110,7 @@ class ForkServerLink:
             nursery.start_soon(self._write)
             nursery.start_soon(self._read)
             await self._program.process.wait()
+            self._read_rest()
             self.died.set()
             self.ended.set()
             self._release_waiting()
@@ -124,11 +130,19 @@ class ForkServerLink:
         self._release_waiting()
         self.hang_up()
 
+    def _read_rest(self) -> None:
+        """Deliver what the launcher said before it ended and nobody has read yet."""
+        try:
+            while (received := control.receive(self._sock)) is not None:
+                self._deliver(*received)
+        except (OSError, msgspec.MsgspecError):
+            pass  # nothing is left; or closed here
+
     def _deliver(self, message: control.Message, descriptors: tuple[int, ...]) -> None:
         kind = control.Born if isinstance(message, control.NotBorn) else type(message)
         answer = self._waiting.pop((kind, getattr(message, "job", kind)), None)
         if answer is None:
-            _turn_away(descriptors)
+            self._turn_away(message, descriptors)
             return
         answer.message, answer.descriptors = message, descriptors
         answer.come.set()
@@ -174,14 +188,14 @@ class ForkServerLink:
         if self.died.is_set():
             await trio.lowlevel.checkpoint()
             raise ServerGone
-        answer = self._waiting[kind, key] = _Answer()
+        answer = self._waiting[kind, key] = Answer()
         self._send(message, descriptors)
         try:
             await answer.come.wait()
         except BaseException:
             # What arrives now arrives for nobody; so does what has arrived between the cancellation and this.
             self._waiting.pop((kind, key), None)
-            _turn_away(answer.descriptors)
+            self._turn_away(answer.message, answer.descriptors)
             raise
         if answer.message is None:
             raise ServerGone
@@ -221,14 +235,15 @@ class ForkServerLink:
             culprit = loaded.culprit or "one of the toolbox's modules"
             raise _refused(f"loading {culprit} starts a thread, which a forked worker would not have", self)
 
-    async def fork(self, descriptors: tuple[int, ...]) -> tuple[int, control.Born, int]:
+    async def fork(self, descriptors: tuple[int, ...], *, wanted: bool) -> tuple[control.Born, int, Answer]:
         """Have a worker forked.
 
         Args:
             descriptors: Its socket and so on, see `control.Spawn`; they stay the caller's.
+            wanted: Whether a call waits for it.
 
         Returns:
-            Its number, what the fork server says, and its pidfd.
+            What the fork server says, the pidfd, and where a `control.Ended` will be.
 
         Raises:
             WorkerFailed: it could not be forked.
@@ -236,23 +251,39 @@ class ForkServerLink:
         """
         self._next_job += 1
         job = self._next_job
-        born, received = await self._ask(control.Spawn(job), job, control.Born, descriptors)
-        if isinstance(born, control.NotBorn):
-            raise start_failed(born.problem, "")
-        return job, born, received[0]
-
-    async def look(self, job: int, *, sweep: bool = False) -> control.Status | None:
-        """How a worker that has ended did so; None when nobody can tell any more."""
+        end = self._waiting[control.Ended, job] = Answer()
         try:
-            status, _ = await self._ask(control.Look(job, sweep), job, control.Status)
+            born, received = await self._ask(control.Spawn(job, wanted), job, control.Born, descriptors)
+            if isinstance(born, control.NotBorn):
+                raise start_failed(born.problem, "")
+        except BaseException:
+            self._waiting.pop((control.Ended, job), None)
+            raise
+        return born, received[0], end
+
+    async def sweep(self, job: int) -> bool:
+        """On the rung `job-init`: have everything killed that a killed guard left; False when nobody can any more."""
+        try:
+            await self._ask(control.Sweep(job), job, control.Swept)
         except ServerGone:
-            return None
-        assert isinstance(status, control.Status)
-        return status
+            return False
+        return True
 
     def reap(self, job: int) -> None:
-        """The worker's end is proven: the fork server may forget it."""
+        """The worker's end is proven, or will never be: the fork server may forget it."""
+        self._waiting.pop((control.Ended, job), None)
         self._send(control.Reap(job))
+
+    def _turn_away(self, message: control.Message | None, descriptors: tuple[int, ...]) -> None:
+        """Have a worker that nobody waits for killed and forgotten."""
+        if isinstance(message, control.Born):
+            for pidfd in descriptors:
+                try:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # dead, and reaped when its fork server died
+                os.close(pidfd)
+            self.reap(message.job)
 
     # ---- the end
 
@@ -310,16 +341,6 @@ class ForkServerLink:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
-
-
-def _turn_away(workers: tuple[int, ...]) -> None:
-    """Kill workers that nobody waits for; their pidfds are the only descriptors that a fork server sends."""
-    for pidfd in workers:
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # dead, and reaped when its fork server died
-        os.close(pidfd)
 
 
 def _refused(reason: str, link: ForkServerLink) -> Refused:

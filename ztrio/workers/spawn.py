@@ -50,7 +50,7 @@ class SpawnBackend(WorkerPool[WorkerProcess]):
     name = "spawn"
 
     def __init__(self, settings: BackendSettings, members: Members) -> None:
-        super().__init__(settings, end_bound=_END_BOUND, max_starting=_MAX_STARTING)
+        super().__init__(settings, end_bound=_END_BOUND, max_starting=_MAX_STARTING, slow_start=True)
         self.report = ContainmentReport(backend=self.name, rung="group", complete=False)
         self._members = members
         # What the next worker is to load.

@@ -103,6 +103,7 @@ class ZygoteBackend(WorkerPool[ForkedWorker]):
                 with trio.move_on_after(self._settings.start_timeout):
                     worker = await ForkedWorker.fork(
                         link,
+                        wanted=bool(self._waiters),
                         output_limit=self._settings.output_limit,
                         cgroup=self._make_cgroup if link.rung == "cgroup" else None,
                         members=self._members,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import select
@@ -17,7 +18,8 @@ from ztrio_bench.drivers.kit import EXPECTED, Listener, Samples, Unsupported, ju
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "cancel", "stall", "memory", "stdio")
+CASES = ("call", "cancel", "orphans", "stall", "memory", "stdio")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _repeat(request: dict[str, Any], once: Callable[[], None]) -> None:
@@ -72,6 +74,35 @@ def _killpg_reap(request: dict[str, Any], samples: Samples) -> None:
     samples.facts["what"] = "killpg, wait"
     try:
         _repeat({**request, "count": 1} if request["load"] else request, once)
+    finally:
+        listener.close()
+
+
+def _parent_death(request: dict[str, Any], samples: Samples) -> None:
+    """A child that has asked the kernel to be killed when its parent ends."""
+    listener = Listener(request["folder"])
+
+    def once() -> None:
+        token, tree = listener.expect()
+        parent = os.fork()
+        if parent == 0:
+            if os.fork() == 0:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+                workload.sleeping(listener.place, token)
+            else:
+                time.sleep(workload.LIFETIME)
+            os._exit(0)
+        listener.wait(tree, ["tool"], 10.0)
+        killed = now()
+        os.kill(parent, signal.SIGKILL)
+        samples.count("survivors", tree.alive(request["linger"]))
+        samples.add("gone", now() - killed)
+        os.waitpid(parent, 0)
+        listener.forget(token)
+
+    samples.facts["what"] = "a child with a parent-death signal"
+    try:
+        _repeat(request, once)
     finally:
         listener.close()
 
@@ -147,10 +178,13 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     supported(request, CASES)
     if request["variant"] == "daemon":
         raise Unsupported("killpg does not reach a daemon")
+    if request["variant"] in ("launcher", "fork-server"):
+        raise Unsupported(f"it has no {request['variant']}")
     samples = Samples()
     steps = {
         "call": _fork_exit_wait,
         "cancel": _killpg_reap,
+        "orphans": _parent_death,
         "stall": _idle_loop,
         "memory": _bare_interpreters,
         "stdio": _echo,

@@ -16,7 +16,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EXPECTED", "Listener", "Samples", "Tree", "Unsupported", "now", "pss", "supported", "version_of"]
+__all__ = [
+    "EXPECTED",
+    "Listener",
+    "Samples",
+    "Tree",
+    "Unsupported",
+    "announced",
+    "judge",
+    "living",
+    "now",
+    "pss",
+    "supported",
+    "version_of",
+]
 
 now = time.perf_counter_ns
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred, unix(7)
@@ -60,6 +73,23 @@ class Samples:
         return {"values": self.values, "counts": self.counts, "notes": self.notes, "facts": self.facts}
 
 
+def living(pidfds: Iterable[int], within: float = 0.0) -> int:
+    """How many of the processes live; with `within`, after waiting at most that many seconds for none to."""
+    deadline = time.monotonic() + within
+    poll = select.poll()
+    left = set(pidfds)
+    for pidfd in left:
+        poll.register(pidfd, select.POLLIN)
+    while left:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        for pidfd, _ in ready:
+            poll.unregister(pidfd)
+            left.discard(pidfd)
+        if not ready and time.monotonic() >= deadline:
+            break
+    return len(left)
+
+
 class Tree:
     """The processes of one call that have announced themselves."""
 
@@ -87,19 +117,7 @@ class Tree:
 
     def alive(self, within: float = 0.0) -> int:
         """How many are alive; with `within`, after waiting at most that many seconds for none to be."""
-        deadline = time.monotonic() + within
-        poll = select.poll()
-        left = set(self._pidfds.values())
-        for pidfd in left:
-            poll.register(pidfd, select.POLLIN)
-        while left:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            for pidfd, _ in ready:
-                poll.unregister(pidfd)
-                left.discard(pidfd)
-            if not ready and time.monotonic() >= deadline:
-                break
-        return len(left)
+        return living(self._pidfds.values(), within)
 
     def kill(self) -> None:
         """SIGKILL to each that is alive."""
@@ -244,7 +262,10 @@ def version_of(distribution: str) -> str:
         return "source tree"
 
 
-def supported(request: dict[str, Any], cases: Iterable[str]) -> None:
-    """Refuse a case that the driver does not have."""
-    if request["case"] not in cases:
+def supported(request: dict[str, Any], cases: Iterable[str], *, files: bool = True) -> None:
+    """Refuse a case that the driver does not have, or that needs files and sessions where there are none."""
+    if not files and (request["case"], request["variant"]) == ("call", "file"):
+        raise Unsupported("it knows neither outputs nor sessions")
+    # A `host` is what the driver of the case `orphans` starts.
+    if {"host": "orphans"}.get(request["case"], request["case"]) not in cases:
         raise Unsupported(f"it has nothing that corresponds to {request['case']}")

@@ -11,12 +11,13 @@ from typing import Any
 import trio
 import trio_parallel
 
+from ztrio_bench.drivers import orphans
 from ztrio_bench.drivers.flow_trio import Caller, run_round
-from ztrio_bench.drivers.kit import Samples, Unsupported, now, supported, version_of
+from ztrio_bench.drivers.kit import Samples, now, supported, version_of
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory")
+CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "orphans")
 
 
 class _TrioParallel:
@@ -54,7 +55,7 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - the same
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Do one round."""
-    supported(request, CASES)
-    if (request["case"], request["variant"]) == ("call", "file"):
-        raise Unsupported("it knows neither outputs nor sessions")
+    supported(request, CASES, files=False)
+    if request["case"] == "orphans":
+        return orphans.run_round(request)
     return trio.run(run_round, _open(), {**request, "pool": True})

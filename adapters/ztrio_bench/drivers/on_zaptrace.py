@@ -15,12 +15,13 @@ from typing import Any
 
 from zaptrace.agent import execution
 
+from ztrio_bench.drivers import orphans
 from ztrio_bench.drivers.flow_asyncio import Caller, run_round
 from ztrio_bench.drivers.kit import Samples, now, supported, version_of
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory")
+CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "orphans")
 TIMEOUT = 120.0  # seconds
 
 
@@ -97,6 +98,8 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - the same
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Do one round."""
     supported(request, CASES)
+    if request["case"] == "orphans":
+        return orphans.run_round(request)
     if request["case"] == "timeout":
         request = {**request, "limit": 1.5}  # its worker takes about half a second to reach the tool
     return asyncio.run(run_round(_open(request), request))

@@ -11,14 +11,14 @@ from typing import Any
 import trio
 
 import ztrio
-from ztrio_bench.drivers import stdio
+from ztrio_bench.drivers import orphans, stdio
 from ztrio_bench.drivers.flow_trio import Caller, run_round
 from ztrio_bench.drivers.kit import Samples, now, supported, version_of
 from ztrio_bench.toolbox import toolbox
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "stdio")
+CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "orphans", "stdio")
 SERVE = "import sys; from ztrio_cli.main import main; sys.exit(main())"
 
 
@@ -85,4 +85,8 @@ def run(request: dict[str, Any], *, backend: Any = None) -> dict[str, Any]:
         workspace.mkdir(exist_ok=True)
         command = [sys.executable, "-c", SERVE, "serve", "ztrio_bench.toolbox", "--workspace", str(workspace)]
         return stdio.round_trips([*command, "--log-level", "error"], request)
+    if request["case"] == "orphans":
+        # A rung that promises nothing about daemons is not asked about them.
+        partial = request.get("backend") == "spawn" or request.get("containment") == "group"
+        return orphans.run_round(request, held=orphans.HELD[: 2 if partial else 3], grace=True, own=True)
     return trio.run(run_round, _open(request, backend), request)

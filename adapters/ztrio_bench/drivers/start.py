@@ -44,6 +44,8 @@ def _answer(driver: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"status": "unsupported", "reason": str(reason)}
     except Exception as error:  # noqa: BLE001 - a peer may fail in any way; the run goes on and shows it
         traceback.print_exc()
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:  # of a task group
+            error = error.exceptions[0]
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
