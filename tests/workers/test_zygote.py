@@ -129,7 +129,7 @@ async def test_the_last_word_of_a_launcher() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(choose)
         await trio.testing.wait_all_tasks_blocked()
-        assert os.waitid(os.P_PID, link.pid, os.WEXITED | os.WNOWAIT) is not None
+        assert os.waitid(os.P_PID, link.pid, os.WEXITED | os.WNOWAIT) is not None  # noqa: ASYNC222 - soon
         link._read = link.ended.wait  # type: ignore[method-assign]
         await link.run()
     await link.close()
