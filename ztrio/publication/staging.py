@@ -164,7 +164,7 @@ class Staging:
         self.record("preparing")
 
     def record(self, phase: str, **facts: Any) -> None:
-        """Note in `recovery.json` that a phase is reached. A call without outputs has nothing to recover and no such file.
+        """Note in `recovery.json` that a phase is reached; a call without outputs has none, having nothing to recover.
 
         Args:
             phase: `preparing`, `worker_running`, `publishing_outputs`, `committing_state` or `committed`.
