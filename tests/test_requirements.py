@@ -98,7 +98,6 @@ LATER = {
     "R45": "idle stop of upstreams",
     "R47": "idle and absolute timeouts of upstream calls",
     "R48": "bounds of the registry",
-    "R56": "redaction",
     "R67": "configuration files",
     "R68": "configuration files",
 }

@@ -6,14 +6,15 @@ Layers, each importing only what stands below it:
     supervisor                          Supervisor: calls, questions, closing
     admission                           allow or refuse
     execution, reads, session_tools     one call, from the queue to its terminal event
-    commit, ending, restart             what decides its effects, and those of calls that were cut short
+    preparation, commit, ending, idempotency, restart
+                                        what decides its effects, and those of calls repeated or cut short
     jobs                                a call in flight
     findings                            what was left of those, in words
     publication, workers, memory_store, sessions, limits, audit_file, policy
     store, locks
     reloading                           a toolbox again, from disk
     loading, tools, schema, policies, audit
-    calls, errors, plain                pure: no trio
+    calls, errors, plain, redaction     pure: no trio
 
 What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first
 asked for: a worker that carries a supervisor and trio costs twice the time to fork, run and end, and megabytes.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from ztrio.calls import LOCAL, CallContext, CallResult, Cause, Outcome, Principal, View
 from ztrio.errors import (
     AlreadyInUse,
+    AnswerNotKept,
     Busy,
     CommitFailed,
     IdempotencyConflict,
@@ -77,6 +79,7 @@ else:
 __all__ = [
     "LOCAL",
     "AlreadyInUse",
+    "AnswerNotKept",
     "AuditBus",
     "AuditEvent",
     "Busy",

@@ -8,9 +8,10 @@ the same reason: a thread hop would let a later call of the same session overtak
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import trio
@@ -28,6 +29,7 @@ from ztrio.errors import (
     ZtrioError,
 )
 from ztrio.execution import Execution
+from ztrio.idempotency import Duplicate, KeyedCall, Keys, Runnable, check_key, digest_of
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import Key
 from ztrio.plain import digest
@@ -39,14 +41,7 @@ from ztrio.sessions import check_name
 from ztrio.store import JobRow
 from ztrio.tools import Capability, Tool, Toolbox
 
-__all__ = ["Admission", "Runnable", "ToolDescription"]
-
-
-class Runnable(Protocol):
-    """What runs a job to its end."""
-
-    async def run(self) -> None:
-        """Run it."""
+__all__ = ["Admission", "ToolDescription"]
 
 
 @attrs.frozen
@@ -87,6 +82,7 @@ class Admission:
         self._runtime = runtime
         self._policy = policy
         self.jobs: dict[str, Job] = {}
+        self._keys = Keys()
         # Calls whose task is running; unresolved ones may stay in `jobs` without one.
         self._active = 0
         self._idle = trio.Event()
@@ -121,8 +117,12 @@ class Admission:
         on_progress: ProgressCallback | None,
         capped: bool,
         closing: bool,
-    ) -> tuple[Job, JobRow]:
+        idempotency_key: str | None = None,
+    ) -> Job | Duplicate:
         """Accept a call and give it its place in the queue, or refuse it. See `Supervisor.call`.
+
+        Returns:
+            The call, or the one that it has to wait for because that has the same idempotency key and runs.
 
         Raises:
             ZtrioError: refused; the refusal is in the audit and nothing else has changed.
@@ -139,24 +139,50 @@ class Admission:
             values = tool.schema.validate(arguments)
             seconds = _limit("timeout", timeout, tool.timeout, tool.max_timeout if capped else math.inf)
             patience = _limit("queue_timeout", queue_timeout, tool.queue_timeout, math.inf)
-            targets, values = self._resolve(tool, values)
+            identity, refusal = None, None
+            if idempotency_key is not None:
+                identity = (check_key(idempotency_key), digest_of(values, session))
+                holder = self._keys.holder(context.principal.id, tool.name, *identity)
+                if holder is not None:
+                    self._below_bound(self._keys.waiting)
+                    return Duplicate(holder, seconds, self._keys)
+            try:
+                targets, values = self._resolve(tool, values)
+            except ZtrioError as error:
+                if identity is None:
+                    raise
+                targets, refusal = (), error
             self._have_room(tool)
+            row = _row(job_id, tool, context, session, targets, *identity or (None, None))
+            stored = identity is None and self._remember(tool, row)
         except ZtrioError as error:
             self._deny(job_id, tool_name, tool, session, context, error)
             raise
-        return self._accept(job_id, tool, context, session, values, targets, seconds, patience, on_progress)
+        job = self._accept(tool, context, values, targets, seconds, patience, on_progress, row, stored=stored)
+        if identity is None:
+            self._allow(job)
+        else:
+            job.refusal = refusal
+            self._keys.hold(job)
+        return job
 
-    def execution(self, job: Job, row: JobRow) -> Runnable:
+    def execution(self, job: Job) -> Runnable:
         """What runs this job to its end."""
+        if job.row.idempotency_key is not None:
+            return KeyedCall(self._runtime, job, known=self.jobs, allow=self._allow, execution=self._execution)
+        return self._execution(job)
+
+    def _execution(self, job: Job) -> Runnable:
         if job.tool.name in SESSION_TOOLS:
-            return SessionCall(self._runtime, job, row)
+            return SessionCall(self._runtime, job)
         if job.tool.in_worker:
-            return Execution(self._runtime, job, row)
-        return Read(self._runtime, job, row)
+            return Execution(self._runtime, job)
+        return Read(self._runtime, job)
 
     def forget(self, job: Job, *, settled: bool) -> None:
         """The task of this job has ended. A call that is not settled stays known: it still holds its keys."""
         self._active -= 1
+        self._keys.release(job)
         if settled:
             del self.jobs[job.id]
         if not self._active:
@@ -186,8 +212,11 @@ class Admission:
         unavailable = self._runtime.audit.unavailable
         if unavailable is not None and tool.capability is not Capability.READ:
             raise StoreUnavailable(f"Mutating calls are refused, because {unavailable}. Nothing ran; reads go on.")
+        self._below_bound(len(self.jobs))
+
+    def _below_bound(self, calls: int) -> None:
         admitted = self._runtime.settings.admitted
-        if len(self.jobs) >= admitted:
+        if calls >= admitted:
             raise QueueFull(f"{admitted} calls are queued or running already. Nothing ran; repeat later.")
 
     def _resolve(self, tool: Tool, values: dict[str, Any]) -> tuple[tuple[Target, ...], dict[str, Any]]:
@@ -213,22 +242,39 @@ class Admission:
                 )
         return tuple(targets), resolved
 
+    def _remember(self, tool: Tool, row: JobRow) -> bool:
+        """Hand the row to the store, which writes it before anything else of the call: `allow` never stands alone.
+
+        Returns:
+            Whether it took it. Reads go on without; nobody can ask for their outcome then.
+        """
+        try:
+            self._runtime.store.insert_job_nowait(row)
+        except Exception as error:
+            if tool.capability is Capability.READ:
+                return False
+            raise StoreUnavailable(
+                f"The store failed ({type(error).__name__}: {error}). Nothing ran; repeat when it works."
+            ) from error
+        return True
+
     def _accept(
         self,
-        job_id: str,
         tool: Tool,
         context: CallContext,
-        session: str,
         values: dict[str, Any],
         targets: tuple[Target, ...],
         seconds: float,
         patience: float,
         on_progress: ProgressCallback | None,
-    ) -> tuple[Job, JobRow]:
+        row: JobRow,
+        *,
+        stored: bool,
+    ) -> Job:
         runtime = self._runtime
-        principal = context.principal.id
+        principal, session = row.principal, row.session
         job = Job(
-            id=job_id,
+            id=row.job_id,
             tool=tool,
             context=context,
             session=session,
@@ -238,32 +284,24 @@ class Admission:
             queue_timeout=patience,
             on_progress=on_progress,
             allowed_at=trio.current_time(),
-            ticket=runtime.tickets.enter(job_id, _keys(tool, principal, session, targets)),
+            row=row,
+            stored=stored,
+            ticket=runtime.tickets.enter(row.job_id, _keys(tool, principal, session, targets)),
             pin=runtime.pins.pin(principal, session),
         )
-        self.jobs[job_id] = job
+        self.jobs[job.id] = job
         self._active += 1
-        paths = {target.parameter: str(target.path) for target in targets}
-        event = runtime.audit.publish(
+        return job
+
+    def _allow(self, job: Job) -> None:
+        self._runtime.audit.publish(
             job.event(
                 "allow",
-                argument_digest=digest({"arguments": values, "session": session}),
-                arguments=values if runtime.settings.audit_arguments else None,
-                targets=tuple(paths.values()) or None,
+                argument_digest=digest({"arguments": dict(job.arguments), "session": job.session}),
+                arguments=dict(job.arguments) if self._runtime.settings.audit_arguments else None,
+                targets=tuple(job.row.targets.values()) or None,
             )
         )
-        row = JobRow(
-            job_id=job_id,
-            principal=principal,
-            tool=tool.name,
-            session=session,
-            capability=str(tool.capability),
-            phase="queued",
-            outcome=None,
-            targets=paths,
-            created_at=event.time,
-        )
-        return job, row
 
     def _deny(
         self, job_id: str, name: str, tool: Tool | None, session: object, context: CallContext, error: ZtrioError
@@ -284,6 +322,30 @@ class Admission:
                 outcome=Outcome.NOT_STARTED,
             )
         )
+
+
+def _row(
+    job_id: str,
+    tool: Tool,
+    context: CallContext,
+    session: str,
+    targets: tuple[Target, ...],
+    key: str | None,
+    key_digest: str | None,
+) -> JobRow:
+    return JobRow(
+        job_id=job_id,
+        principal=context.principal.id,
+        tool=tool.name,
+        session=session,
+        capability=str(tool.capability),
+        phase="queued",
+        outcome=None,
+        targets={target.parameter: str(target.path) for target in targets},
+        created_at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
+        idempotency_key=key,
+        idempotency_digest=key_digest,
+    )
 
 
 def _keys(tool: Tool, principal: str, session: str, targets: tuple[Target, ...]) -> list[Key]:

@@ -22,6 +22,7 @@ import trio
 
 from ztrio.calls import CallContext
 from ztrio.errors import Outcome
+from ztrio.redaction import Redactor, redacted_text, redacted_values
 
 __all__ = ["EVENTS_PER_CALL", "AuditBus", "AuditEvent", "AuditStatistics", "Subscription", "may_see"]
 
@@ -51,7 +52,8 @@ class AuditEvent:
         duration: Seconds since the call was allowed.
         cause: Why the call was stopped, in the words of whoever stopped it.
         code: Error code of a failure or refusal.
-        reason: The failure or refusal in a sentence.
+        reason: The failure or refusal in a sentence. Like `cause` and `arguments` it is kept without what the bus's
+            redactor takes for a secret.
         exception_type: Class name of the exception behind it.
         termination_confirmed: Whether the whole worker tree is proven dead; None where no worker was involved.
         proof: The proof of death: rung, pids, times, status.
@@ -224,11 +226,19 @@ class AuditBus:
     Args:
         admitted: The most calls in flight at once, which bounds a durable subscriber's channel.
         recorder: Receives each published event first and must not wait: the store's log.
+        redact: Replaces secrets in what tools and callers said, before anybody sees an event.
     """
 
-    def __init__(self, *, admitted: int = 1024, recorder: Callable[[AuditEvent], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        admitted: int = 1024,
+        recorder: Callable[[AuditEvent], None] | None = None,
+        redact: Redactor | None = None,
+    ) -> None:
         self._admitted = admitted
         self._recorder = recorder
+        self._redact = redact
         self._seq = 0
         self._missed = 0
         self._reducers: list[Callable[[AuditEvent], None]] = []
@@ -249,15 +259,30 @@ class AuditBus:
         self._reducers.append(reducer)
 
     def stamp(self, event: AuditEvent, *, numbered: bool = True) -> AuditEvent:
-        """Give `event` its number and times without delivering it, for a transaction that carries it."""
+        """Give `event` its number and times without delivering it, for a transaction that carries it.
+
+        Every event passes here before anybody sees it, so this is where secrets are taken out.
+        """
         if numbered:
             self._seq += 1
         return attrs.evolve(
             event,
+            **self._without_secrets(event),
             seq=self._seq,
             time=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
             monotonic=trio.current_time(),
         )
+
+    def _without_secrets(self, event: AuditEvent) -> dict[str, Any]:
+        """Those facts of an event that hold what tools and callers said, as they may be seen."""
+        facts: dict[str, Any] = {}
+        if event.reason is not None:
+            facts["reason"] = redacted_text(self._redact, event.reason)
+        if event.cause is not None:
+            facts["cause"] = redacted_text(self._redact, event.cause)
+        if event.arguments is not None and self._redact is not None:
+            facts["arguments"] = redacted_values(self._redact, event.arguments)
+        return facts
 
     def publish(self, event: AuditEvent) -> AuditEvent:
         """Stamp, record and deliver `event`; the stamped event."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -35,7 +36,8 @@ class AuditFile:
     """Appends events to `path`.
 
     Args:
-        path: The file; made with mode 0600, its folder with 0700, if they are not there.
+        path: The file; made with mode 0600, its folder with 0700, if they are not there. A file of ours that others
+            may read is made private first.
     """
 
     path: Path
@@ -50,7 +52,10 @@ class AuditFile:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            size = os.fstat(self._fd).st_size
+            there = os.fstat(self._fd)
+            if there.st_mode & 0o077 and stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid():
+                os.fchmod(self._fd, stat.S_IMODE(there.st_mode) & 0o700)
+            size = there.st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 os.write(self._fd, b"\n")
         except OSError as error:

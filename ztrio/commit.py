@@ -2,18 +2,22 @@
 
 One rule decides every failure here: before the store's transaction is issued everything goes back, whatever the class
 of the exception; after it returned, only forward. In between, when the transaction raised, nobody knows: a failed
-COMMIT may turn out committed after a restart. So a durable `abort` must succeed before any file moves back; if it
-does not, nothing is touched and the call is unresolved.
+COMMIT may turn out committed after a restart. So a durable `abort` must succeed before any file moves back. If it says
+that the transaction has happened after all, the call is committed; if nobody can tell, nothing is touched, the call is
+unresolved, and it is settled when the store can tell, in this process (`told`) or by recovery.
 
 The answer has a bound, the work has none: a thread in a system call cannot be stopped, and rolling back beside it
 would be worse than waiting. When the bound runs out the caller gets `Unresolved("commit_unconfirmed")`, this task
 goes on, and only when it has settled are the locks released.
+
+Before its answer a call has at most three turns in other threads: it is prepared in one, published in one, which also
+waits there for its durable intent, and committed in one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,11 +26,12 @@ import trio
 
 from ztrio.audit import AuditEvent
 from ztrio.ending import finish, reasons
-from ztrio.errors import CommitFailed, Outcome, Unresolved, WorkerFailed, ZtrioError
+from ztrio.errors import CommitFailed, Outcome, StoreUnavailable, Unresolved, WorkerFailed, ZtrioError
+from ztrio.idempotency import kept_answer
 from ztrio.jobs import Job, Runtime
 from ztrio.plain import NotPlain, decode, plain
 from ztrio.publication.staging import Staging
-from ztrio.store import EMPTY_STATE, JobEnd, SessionRow, SessionWrite
+from ztrio.store import EMPTY_STATE, AlreadyEnded, JobEnd, SessionRow, SessionWrite
 from ztrio.workers.backend import Proof
 from ztrio.workers.wire import Result
 
@@ -45,6 +50,7 @@ class Committer:
 
     Attributes:
         settled: Committed, or everything was put back; else files, locks and staging stay as they are.
+        in_doubt: Whether the transaction was issued and nobody can tell what became of it; `told` must follow.
     """
 
     def __init__(self, runtime: Runtime, job: Job, staging: Staging, session: SessionRow | None, proof: Proof) -> None:
@@ -54,8 +60,11 @@ class Committer:
         self._session = session
         self._facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
         self.settled = False
-        # Whether the transaction was issued and nobody can tell what became of it; then nothing is put back.
-        self._in_doubt = False
+        self.in_doubt = False
+        # What is answered if the transaction has happened; set before it is issued.
+        self._success: _Success | None = None
+        # Why the transaction raised; set while in doubt.
+        self._failure: ZtrioError | None = None
         # Ends the bound of the answer.
         self._overdue = trio.CancelScope()
 
@@ -63,7 +72,9 @@ class Committer:
         """Publish, commit, answer; or undo and answer with the error."""
         self._runtime.nursery.start_soon(self._answer_when_overdue)
         try:
-            value, targets, event = await self._commit(reply)
+            await self._commit(reply)
+        except StoreUnavailable as error:
+            await self._fail(_commit_failed(error))
         except ZtrioError as error:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001 - the rule: whatever the class, everything goes back
@@ -72,28 +83,46 @@ class Committer:
             await self._fail(_commit_failed(error))  # noqa: ASYNC102 - `Job.settling` is the shield
             raise
         else:
-            # Committed: from here on only forward.
-            self.settled = True
-            try:
-                if targets and not self._runtime.store.durable:
-                    # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
-                    with contextlib.suppress(Exception):
-                        await self._runtime.blocking(self._staging.record, "committed")
-            finally:
-                if self._job.answered.is_set():
-                    event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
-                self._runtime.audit.deliver(event)
-                self._job.succeed(value, Outcome.COMMITTED, targets)
+            await self._succeed()
         finally:
             self._overdue.cancel()
 
-    async def _commit(self, reply: Result) -> tuple[Any, Mapping[str, str], AuditEvent]:
+    async def told(self, *, happened: bool) -> None:
+        """The store can tell by now what became of a transaction in doubt: go on as if it had told at once."""
+        assert self._failure is not None
+        self.in_doubt = False
+        self._runtime.audit.mark_available(f"commit of {self._job.id}")
+        if happened:
+            await self._succeed()
+        else:
+            await self._fail(self._failure)
+
+    async def _succeed(self) -> None:
+        """Committed: from here on only forward."""
+        assert self._success is not None
+        success = self._success
+        self.settled = True
+        try:
+            if success.targets and not self._runtime.store.durable:
+                # Only recovery reads it, after a crash between here and the clean-up; a full disk must not undo.
+                with contextlib.suppress(Exception):
+                    await self._runtime.blocking(self._staging.record, "committed")
+        finally:
+            event = success.event
+            if self._job.answered.is_set():
+                event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
+            self._runtime.audit.deliver(event)
+            self._job.succeed(success.value, Outcome.COMMITTED, success.targets)
+
+    async def _commit(self, reply: Result) -> None:
         job, runtime, staging = self._job, self._runtime, self._staging
         value = result_value(staging, reply)
         targets: Mapping[str, str] = {}
         if staging.paths:
-            await runtime.store.advance(job.id, "publishing_outputs")
-            targets = await runtime.blocking(_publish, staging)
+            intent = partial(runtime.store.write_intent, job.id) if runtime.store.durable else None
+            if intent is None:
+                await runtime.store.advance(job.id, "publishing_outputs")
+            targets = await runtime.blocking(_publish, staging, intent)
         event = runtime.audit.stamp(
             job.event(
                 self._terminal("commit"),
@@ -102,13 +131,25 @@ class Committer:
                 **self._facts,
             )
         )
-        end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._session_write(reply))
+        end = JobEnd(
+            job_id=job.id,
+            outcome=Outcome.COMMITTED,
+            event=event,
+            session=self._session_write(reply),
+            result=kept_answer(job, value, targets),
+        )
+        self._success = _Success(value, targets, event)
+        problem: Exception | None = None
         try:
             await runtime.store.finish(end)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it may have happened all the same
+            problem = error
         except BaseException:
-            await self._abort()  # noqa: ASYNC102 - `Job.settling` is the shield
+            if await self._has_happened():  # noqa: ASYNC102 - `Job.settling` is the shield
+                await self._succeed()  # noqa: ASYNC102 - the same
             raise
-        return value, targets, event
+        if problem is not None and not await self._has_happened():
+            raise problem
 
     async def undo(self, error: ZtrioError, *, killed: bool) -> None:
         """The call did not succeed: put everything back and answer with `error`.
@@ -127,16 +168,21 @@ class Committer:
             self._overdue.cancel()
 
     async def _fail(self, error: ZtrioError) -> None:
-        """The commit did not happen."""
-        if self._in_doubt:
+        """The commit did not happen, or nobody knows."""
+        if self.settled:
+            return
+        if self.in_doubt:
+            self._failure = error
+            self._runtime.audit.mark_unavailable(
+                f"commit of {self._job.id}", "a commit could be neither confirmed nor aborted"
+            )
             self._unresolve(
                 Unresolved(
                     "The store failed in the middle of the commit and cannot say whether it happened. Files stay "
-                    "published and locked; look at the targets before repeating.",
+                    "published and locked until it can; ask for the outcome of this job before repeating.",
                     reason="commit_unconfirmed",
                 )
             )
-            self._runtime.audit.mark_unavailable("commit", "a commit could be neither confirmed nor aborted")
             return
         audit, job = self._runtime.audit, self._job
         audit.publish(job.event("error", **reasons(job, error)))
@@ -144,13 +190,18 @@ class Committer:
         # The tool itself had succeeded, so what it does elsewhere has happened.
         await self._roll_back(error, external=job.tool.effects == "external")
 
-    async def _abort(self) -> None:
-        self._in_doubt = True  # whatever interrupts the next step, nobody can tell then
+    async def _has_happened(self) -> bool:
+        """The transaction raised: make sure that it can never turn out to have happened, unless it has."""
+        self.in_doubt = True  # whatever interrupts the next step, nobody can tell then
         try:
             await self._runtime.store.abort(self._job.id)
-        except Exception:  # noqa: BLE001 - any failure means the same
-            return
-        self._in_doubt = False
+        except AlreadyEnded as ended:
+            self.in_doubt = False
+            return ended.outcome is Outcome.COMMITTED
+        except Exception:  # noqa: BLE001 - any other failure means the same
+            return False
+        self.in_doubt = False
+        return False
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
         kept: tuple[str, ...] = ()
@@ -171,13 +222,13 @@ class Committer:
         if kept:
             error.details["kept"] = list(kept)
         if external:
-            await self._end("unresolved", Outcome.UNRESOLVED, _external(error), reason="external_effects")
+            self._end("unresolved", Outcome.UNRESOLVED, _external(error), reason="external_effects")
         else:
-            await self._end("rollback", Outcome.ROLLED_BACK, error, kept=kept or None)
+            self._end("rollback", Outcome.ROLLED_BACK, error, kept=kept or None)
 
-    async def _end(self, name: str, outcome: Outcome, error: ZtrioError, **facts: Any) -> None:
-        self._overdue.cancel()  # what is left has a bound of its own and decides nothing
-        await finish(
+    def _end(self, name: str, outcome: Outcome, error: ZtrioError, **facts: Any) -> None:
+        self._overdue.cancel()  # what is left does not wait
+        finish(
             self._runtime,
             self._job,
             self._terminal(name),
@@ -227,9 +278,19 @@ class Committer:
         )
 
 
-def _publish(staging: Staging) -> Mapping[str, str]:
+@attrs.frozen
+class _Success:
+    """What a call that is committed is answered with."""
+
+    value: Any
+    targets: Mapping[str, str]
+    # The terminal event, stamped.
+    event: AuditEvent
+
+
+def _publish(staging: Staging, intent: Callable[[bytes], None] | None) -> Mapping[str, str]:
     staging.inspect()
-    targets = staging.publish()
+    targets = staging.publish(intent)
     staging.record("committing_state")
     return targets
 
@@ -251,9 +312,9 @@ def result_value(staging: Staging, reply: Result) -> Any:
 
 
 def _commit_failed(error: BaseException) -> ZtrioError:
+    what = error.message if isinstance(error, ZtrioError) else f"{type(error).__name__}: {error}"
     failure = CommitFailed(
-        f"The commit failed ({type(error).__name__}: {error}). Files and session state are as they were before "
-        "the call; it is safe to repeat."
+        f"The commit failed ({what}). Files and session state are as they were before the call; it is safe to repeat."
     )
     failure.__cause__ = error
     return failure

@@ -1,8 +1,9 @@
 """How a call that changed nothing ends: its error in words, and the transaction that says so.
 
-Such a transaction only tells what became of the call; whether it succeeds changes nothing about that. So the caller
-is answered and the event goes out even when the store fails, stalls or the supervisor ends meanwhile; new mutating
-calls are refused then, and what was not written is written as soon as the store works again.
+Such a transaction only tells what became of the call; whether it succeeds changes nothing about that. So nobody waits
+for it: it is handed to the store, the event goes out and the caller is answered, also when the store fails, stalls or
+the supervisor ends meanwhile. New mutating calls are refused then, and what was not written is written as soon as the
+store works again.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ from ztrio.errors import (
     ZtrioError,
 )
 from ztrio.jobs import Job, Runtime
-from ztrio.store import JobEnd, StoreConflict
+from ztrio.store import AlreadyEnded, JobEnd, StoreConflict
 from ztrio.workers.backend import Proof, Worker
 from ztrio.workers.wire import Failure, Result
 
-__all__ = ["finish", "never_silent", "proof_of_death", "reasons", "stop_error", "tool_error", "write_again"]
+__all__ = [
+    "commit_told",
+    "finish",
+    "never_silent",
+    "proof_of_death",
+    "reasons",
+    "stop_error",
+    "tool_error",
+    "write_again",
+]
 
 _PROOF_RETRY: Final = 1.0  # seconds between attempts to prove a death that a backend failed to see
 _RETRY: Final = 0.5  # seconds between attempts to write what a store did not take
 
 
-async def finish(
-    runtime: Runtime, job: Job, name: str, outcome: Outcome, answer: Callable[[], None], **facts: Any
-) -> None:
-    """End a call that changed nothing: one transaction, then the event and the answer, whatever befell the store.
+def finish(runtime: Runtime, job: Job, name: str, outcome: Outcome, answer: Callable[[], None], **facts: Any) -> None:
+    """End a call that changed nothing: one transaction, then the event and the answer, whatever befalls the store.
 
     Args:
         runtime: What the calls share.
@@ -52,18 +60,18 @@ async def finish(
     if not job.stored:
         runtime.audit.publish(job.event(name, outcome=outcome, **facts))
         answer()
-        await trio.lowlevel.checkpoint()
         return
     event = runtime.audit.stamp(job.event(name, outcome=outcome, **facts))
     end = JobEnd(job_id=job.id, outcome=outcome, event=event)
-    problem: str | None = f"did not answer within {runtime.settings.commit_bound:g} s"
+    problem: str | None = "was interrupted"
     try:
-        with trio.move_on_after(runtime.settings.commit_bound):
-            await runtime.store.finish(end)
-            problem = None
+        runtime.store.finish_nowait(end)
+        problem = None
     except Exception as error:  # noqa: BLE001 - any failure of the store means the same: it was not written
         problem = f"failed: {type(error).__name__}: {error}"
     finally:
+        if not job.reads_only:
+            runtime.remember_end(job.row, outcome)
         if problem is not None:
             runtime.audit.mark_unavailable("store", f"the store {problem}")
             if not job.reads_only:
@@ -89,6 +97,23 @@ async def write_again(runtime: Runtime) -> None:
                     runtime.audit.mark_available("store")
             except Exception:  # noqa: BLE001, S112 - as in `finish`; it is known already
                 continue
+
+
+async def commit_told(runtime: Runtime, job: Job) -> bool:
+    """Wait until the store can tell whether a transaction in doubt happened, and make sure that it stays so.
+
+    Returns:
+        Whether it happened.
+    """
+    while True:
+        await trio.sleep(_RETRY)
+        try:
+            await runtime.store.abort(job.id)
+        except AlreadyEnded as ended:
+            return ended.outcome is Outcome.COMMITTED
+        except Exception:  # noqa: BLE001, S112 - any failure means the same: it cannot tell yet
+            continue
+        return False
 
 
 def never_silent(runtime: Runtime, job: Job) -> None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AlreadyInUse",
+    "AnswerNotKept",
     "Busy",
     "CommitFailed",
     "IdempotencyConflict",
@@ -173,6 +174,12 @@ class IdempotencyConflict(ZtrioError):
     """The idempotency key stands for a call with other arguments; nothing ran. Use a new key for a new call."""
 
     codes = ("IDEMPOTENCY_CONFLICT",)
+
+
+class AnswerNotKept(ZtrioError):
+    """A call of this idempotency key has committed and its answer is gone; nothing ran again. Look at its targets."""
+
+    codes = ("ANSWER_NOT_KEPT",)
 
 
 class SessionNotFound(ZtrioError):

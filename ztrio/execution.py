@@ -17,34 +17,32 @@ Nothing is published before the proof, on success too: a descendant that still r
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 import trio
 
 from ztrio.commit import Committer, result_value
-from ztrio.ending import finish, proof_of_death, reasons, stop_error, tool_error
+from ztrio.ending import commit_told, finish, proof_of_death, reasons, stop_error, tool_error
 from ztrio.errors import (
     CommitFailed,
     LimitExceeded,
     Outcome,
     OutputRefused,
     SessionDestroyedError,
-    StoreUnavailable,
     ToolError,
     Unresolved,
     WorkerFailed,
     ZtrioError,
 )
 from ztrio.jobs import Job, Runtime
-from ztrio.loading import known_ref
-from ztrio.plain import encode
+from ztrio.preparation import prepare, request, store_failed
 from ztrio.publication.staging import Staging
-from ztrio.sessions import HANDLE_PREFIX
-from ztrio.store import EMPTY_STATE, JobRow, SessionRow
+from ztrio.store import SessionRow
 from ztrio.workers.backend import Proof, Worker
 from ztrio.workers.deaths import with_limit
-from ztrio.workers.wire import Failure, Request, Result
+from ztrio.workers.wire import Failure, Result
 
 __all__ = ["Execution"]
 
@@ -57,13 +55,11 @@ class Execution:
     Args:
         runtime: What the calls of the supervisor share.
         job: The call, allowed and with its place in the ticket table.
-        row: How the store remembers it.
     """
 
-    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+    def __init__(self, runtime: Runtime, job: Job) -> None:
         self._runtime = runtime
         self._job = job
-        self._row = row
         self._session: SessionRow | None = None
         self._staging: Staging | None = None
         self._worker: Worker | None = None
@@ -100,82 +96,62 @@ class Execution:
     async def _until_result(self) -> Result | Failure | None:
         job = self._job
         with trio.move_on_after(job.queue_timeout) as waiting:
-            await self._stored(self._runtime.store.insert_job, self._row)
-            job.stored = True
             await job.ticket.wait()
             await self._runtime.slots.acquire_on_behalf_of(job)
             self._slot = True
         if waiting.cancelled_caught:
             job.stop("queue_timeout")
             return None
-        await self._read_session()
+        self._refuse_destroyed()
         await self._start()
         return await self._run_tool()
 
-    async def _read_session(self) -> None:
-        job, runtime = self._job, self._runtime
-        self._session = await self._stored(runtime.store.session, job.context.principal.id, job.session)
-        if job.pin.destroyed:
+    def _refuse_destroyed(self) -> None:
+        if self._job.pin.destroyed:
             raise SessionDestroyedError(
-                f"Session {job.session!r} was destroyed while the call waited. Nothing ran; open a new session."
+                f"Session {self._job.session!r} was destroyed while the call waited. Nothing ran; open a new session."
             )
-        if self._session is None and job.session.startswith(HANDLE_PREFIX):
-            raise SessionDestroyedError(f"Session {job.session!r} was destroyed. Nothing ran; open a new session.")
 
     async def _start(self) -> None:
         job, runtime = self._job, self._runtime
-        await self._advance("preparing")
+        self._advance("preparing")
         self._worker = worker = await runtime.backend.acquire()
         if job.tool.grace == 0:
             job.kill = worker.kill
         try:
-            self._staging = await runtime.blocking(_prepare, runtime, job, worker)
+            self._session, self._staging = await runtime.blocking(prepare, runtime, job, worker)
         except OSError as error:
             raise OutputRefused(
                 f"The staging area cannot be made: {error}. Nothing ran.", code="OUTPUT_NOT_WRITABLE"
             ) from error
-        await self._advance("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
+        self._refuse_destroyed()
+        facts: dict[str, Any] = {
+            "worker_pid": worker.pid,
+            "worker_started_at": worker.started_at,
+            "session_version": 0 if self._session is None else self._session.version,
+            "journal": self._staging.journal() if runtime.store.durable else None,
+        }
+        if job.tool.effects == "external" and runtime.store.durable:
+            # What it does elsewhere cannot be found by looking, so that it ran is written before it does.
+            try:
+                await runtime.store.advance(job.id, "worker_running", **facts)
+            except Exception as error:
+                raise store_failed(error) from error
+        else:
+            self._advance("worker_running", **facts)
         self._started = True
         if not job.reads_only:
             runtime.audit.publish(
                 job.event("start", pid=worker.pid, targets=_targets(job), sandbox=runtime.sandbox.label)
             )
         with trio.move_on_after(runtime.settings.start_bound) as starting:
-            await worker.send_request(self._request(self._staging))
+            await worker.send_request(request(runtime, job, self._session, self._staging))
         if starting.cancelled_caught:
             raise WorkerFailed(
                 f"The worker did not take the call within {runtime.settings.start_bound} s and was killed. "
                 "Nothing was published; repeat the call.",
                 code="WORKER_START_FAILED",
             )
-
-    def _request(self, staging: Staging) -> Request:
-        job = self._job
-        ref = known_ref(job.tool.function)
-        return Request(
-            job_id=job.id,
-            tool=job.tool.name,
-            module=(ref.module.name, ref.module.file),
-            function=ref.name,
-            arguments=encode({**job.arguments, **staging.paths}),
-            session=EMPTY_STATE if self._session is None else self._session.state,
-            session_name=job.session,
-            principal=job.context.principal.id,
-            request_id=encode(job.context.request_id),
-            workspace=str(self._runtime.workspace),
-            tmp=str(staging.tmp),
-            env={**self._runtime.sandbox.environment, **job.tool.environment()},
-            read_only=job.reads_only,
-            max_result=self._runtime.settings.max_result,
-            max_state=self._runtime.settings.max_state,
-            init=job.tool.init,
-            sandbox=self._runtime.sandbox.policy(
-                workspace=str(self._runtime.workspace),
-                staging=staging.writable,
-                writes=job.tool.writes,
-                limits=job.tool.limits,
-            ),
-        )
 
     async def _run_tool(self) -> Result | Failure | None:
         assert self._worker is not None
@@ -188,16 +164,11 @@ class Execution:
             self._job.stop("timeout")
         return None
 
-    async def _stored(self, operation: Any, *args: Any, **facts: Any) -> Any:
+    def _advance(self, phase: str, **facts: Any) -> None:
         try:
-            return await operation(*args, **facts)
+            self._runtime.store.advance_nowait(self._job.id, phase, **facts)
         except Exception as error:
-            raise StoreUnavailable(
-                f"The store failed ({type(error).__name__}: {error}). Nothing was published; repeat when it works."
-            ) from error
-
-    async def _advance(self, phase: str, **facts: Any) -> None:
-        await self._stored(self._runtime.store.advance, self._job.id, phase, **facts)
+            raise store_failed(error) from error
 
     # ---- from here on nothing is interrupted
 
@@ -214,9 +185,9 @@ class Execution:
         job.deciding = True
         self._judge()  # a stop may have come while the death was being proven
         if proof is None or not self._started:
-            await self._refuse()
+            self._refuse()
         elif job.reads_only:
-            await self._end_read(proof)
+            self._end_read(proof)
         else:
             await self._decide(proof)
 
@@ -231,6 +202,8 @@ class Execution:
                 await committer.undo(self._error, killed=not isinstance(self._error, ToolError | LimitExceeded))
         finally:
             self._job.settled = committer.settled
+            if committer.in_doubt:
+                self._job.undertaker = partial(self._undertake_commit, committer)
 
     def _judge(self) -> None:
         """Find out whether the call failed, and publish why as soon as it is known; the first reason stands."""
@@ -267,7 +240,7 @@ class Execution:
             reason="termination_unconfirmed",
             pid=worker.pid,
         )
-        await finish(
+        finish(
             self._runtime,
             self._job,
             "unresolved",
@@ -284,7 +257,6 @@ class Execution:
 
     async def _undertake(self, worker: Worker) -> None:
         """Wait for the proof of death without bound, then put everything back and release what the call holds."""
-        job = self._job
         assert self._staging is not None
         assert self._error is not None
         try:
@@ -292,28 +264,54 @@ class Execution:
         except BaseException:
             self._staging.close()
             raise
-        # From here on as any other call; closing the supervisor may have set a deadline already.
+        await self._settle_again(partial(self._settle_dead, proof))
+
+    async def _settle_dead(self, proof: Proof) -> None:
+        job = self._job
+        job.deciding = True
+        if job.reads_only:
+            assert self._error is not None
+            job.settled = True
+            answer = partial(job.fail, self._error, Outcome.COMPLETED)
+            finish(self._runtime, job, "settled", Outcome.COMPLETED, answer, **_facts(proof))
+        else:
+            await self._decide(proof)
+
+    async def _undertake_commit(self, committer: Committer) -> None:
+        """Wait without bound until the store can tell what became of the commit, then go on as if it had at once."""
+        assert self._staging is not None
+        try:
+            happened = await commit_told(self._runtime, self._job)
+        except BaseException:
+            self._staging.close()
+            raise
+
+        async def settle() -> None:
+            try:
+                await committer.told(happened=happened)
+            finally:
+                self._job.settled = committer.settled
+
+        await self._settle_again(settle)
+
+    async def _settle_again(self, settle: Callable[[], Awaitable[None]]) -> None:
+        """From here on as any other call; closing the supervisor may have set a deadline already."""
+        job = self._job
         job.undertaker = None
         job.settling = trio.CancelScope(shield=True, deadline=job.settling.deadline)
-        job.deciding = True
         with job.settling:
             try:
-                if job.reads_only:
-                    job.settled = True
-                    answer = partial(job.fail, self._error, Outcome.COMPLETED)
-                    await finish(self._runtime, job, "settled", Outcome.COMPLETED, answer, **_facts(proof))
-                else:
-                    await self._decide(proof)
+                await settle()
             finally:
                 await self._clean_up()  # noqa: ASYNC102 - the shield is just above
 
-    async def _refuse(self) -> None:
+    def _refuse(self) -> None:
         """The tool never ran: the terminal event is the refusal itself."""
         job, error = self._job, self._error
         assert error is not None
         job.settled = True
         name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
-        await finish(
+        finish(
             self._runtime,
             job,
             "error" if job.reads_only else name,
@@ -322,7 +320,7 @@ class Execution:
             **reasons(job, error),
         )
 
-    async def _end_read(self, proof: Proof) -> None:
+    def _end_read(self, proof: Proof) -> None:
         job, error = self._job, self._error
         facts = _facts(proof)
         job.settled = True
@@ -335,10 +333,10 @@ class Execution:
                 error = undecodable
             else:
                 answer = partial(job.succeed, value, Outcome.COMPLETED, {})
-                await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer, **facts)
+                finish(self._runtime, job, "completed", Outcome.COMPLETED, answer, **facts)
                 return
         answer = partial(job.fail, error, Outcome.COMPLETED)
-        await finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error), **facts)
+        finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error), **facts)
 
     async def _clean_up(self) -> None:
         """After the answer: release what the call held and remove its directory, unless nobody knows its outcome."""
@@ -367,17 +365,6 @@ class Execution:
     def _output(self) -> dict[str, str]:
         tail = "" if self._worker is None else self._worker.output_tail()[-_MAX_OUTPUT:]
         return {"output": tail} if tail else {}
-
-
-def _prepare(runtime: Runtime, job: Job, worker: Worker) -> Staging:
-    label = {"tool": job.tool.name, "session": job.session, "principal": job.context.principal.id}
-    staging = runtime.publisher.prepare(job.id, job.targets, label=label)
-    try:
-        staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
-    except BaseException:
-        staging.discard()
-        raise
-    return staging
 
 
 def _facts(proof: Proof) -> dict[str, Any]:

@@ -9,7 +9,7 @@ goes to its end whatever comes.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from ztrio.limits import KeyedLimiter, Ticket
 from ztrio.publication.staging import Publisher
 from ztrio.publication.targets import Target
 from ztrio.sessions import SessionPin, SessionPins
-from ztrio.store import JobEnd, Store
+from ztrio.store import JobEnd, JobRow, Store
 from ztrio.tools import Capability, Tool
 from ztrio.workers.backend import Backend
 from ztrio.workers.sandbox import Sandbox
@@ -96,6 +96,16 @@ class Runtime:
     # Ends that the store did not take, oldest first; while there are any it counts as unavailable, so no more calls
     # are admitted that could add to them.
     unwritten: deque[JobEnd] = attrs.field(factory=deque)
+    # The newest mutating calls that ended without a commit, as rows: the store may not have written that yet. As many
+    # as can be in flight when it stops working.
+    ends: OrderedDict[str, JobRow] = attrs.field(factory=OrderedDict)
+
+    def remember_end(self, row: JobRow, outcome: Outcome) -> None:
+        """Know what became of a call while the store does not."""
+        self.ends[row.job_id] = attrs.evolve(row, phase="ended", outcome=outcome)
+        self.ends.move_to_end(row.job_id)
+        while len(self.ends) > self.settings.admitted:
+            self.ends.popitem(last=False)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -112,6 +122,8 @@ class Job:
     queue_timeout: float
     on_progress: ProgressCallback | None
     allowed_at: float
+    # How the store remembers it, as of its acceptance.
+    row: JobRow
     # Its place in the ticket table; left when the call is settled, never for an unresolved one.
     ticket: Ticket
     # Its hold on the session's life at the time it was allowed.
@@ -127,6 +139,10 @@ class Job:
     grace_limit: float = math.inf
     # Whether the store has its row, so that there is something to end there.
     stored: bool = False
+    # Why it cannot run; only of a call with an idempotency key, which may repeat one that did.
+    refusal: ZtrioError | None = None
+    # Whether its answer is that of the call that it repeats; then nothing of its own happened.
+    repeated: bool = False
     # Why it is being stopped: the first word stands.
     cause: Cause = attrs.field(factory=Cause)
     # Set once, when the commit begins: from here on no stop is taken.
@@ -176,6 +192,12 @@ class Job:
         self.outcome = outcome_
         error.job_id, error.outcome = self.id, outcome_
         self._reply(Error(error))
+
+    def answer_like(self, answer: Captured[CallResult], outcome_: Outcome) -> None:
+        """Answer as the call that this one repeats was answered."""
+        self.repeated = True
+        self.outcome = outcome_
+        self._reply(answer)
 
     def _reply(self, answer: Captured[CallResult]) -> None:
         if self.answer is None:

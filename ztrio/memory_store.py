@@ -143,7 +143,7 @@ class MemoryStore:
             self._keys[key] = row.job_id
             return Claim(mine=True)
         if earlier.row.idempotency_digest != row.idempotency_digest:
-            raise idempotency_conflict(row, earlier.row)
+            raise idempotency_conflict(row.idempotency_key, row.tool, earlier.row.job_id)
         if earlier.row.outcome in _FREE:
             self._insert(attrs.evolve(row, repeats=earlier.row.job_id))
             self._keys[key] = row.job_id

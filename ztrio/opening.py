@@ -29,6 +29,7 @@ from ztrio.loading import known_ref
 from ztrio.memory_store import MemoryStore
 from ztrio.policy import Policy
 from ztrio.publication.staging import Publisher
+from ztrio.redaction import Redactor
 from ztrio.restart import recover, workspace_lock
 from ztrio.sessions import SessionPins
 from ztrio.store import Store
@@ -59,12 +60,14 @@ class _Services:
     publisher: Publisher
     sandbox: Sandbox
     audit_file: Path | None
+    redact: Redactor | None
     blocking: Blocking
     # Whether the workspace is locked, so that what is found there belongs to nobody alive; set before `run`.
     locked: bool = False
 
     async def run(self, *, task_status: trio.TaskStatus[Supervisor]) -> None:
-        audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record)
+        audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record, redact=self.redact)
+        self.store.watch(partial(_follow_store, audit))
         file = None if self.audit_file is None else AuditFile(self.audit_file)
         if file is not None:
             file.open()
@@ -150,6 +153,15 @@ class _Services:
         )
 
 
+def _follow_store(audit: AuditBus, why: str | None) -> None:
+    """The store cannot be written, for this reason; with None it can again, and has written what was kept."""
+    if why is not None:
+        audit.mark_unavailable("database", f"the store cannot be written: {why}")
+    else:
+        audit.mark_available("database")
+        audit.mark_available("log")
+
+
 async def _write_all(file: AuditFile, audit: AuditBus, events: Subscription, written: trio.Event) -> None:
     try:
         await file.write_all(audit, events)
@@ -174,6 +186,7 @@ async def open_supervisor(
     policy: Policy | None = None,
     settings: Settings | None = None,
     audit_file: str | Path | None = None,
+    redact: Redactor | None = None,
     publisher: Publisher | None = None,
     blocking: Blocking | None = None,
 ) -> AsyncIterator[Supervisor]:
@@ -197,6 +210,7 @@ async def open_supervisor(
         policy: Who may use what; everybody everything when omitted.
         settings: The bounds.
         audit_file: Append the audit to this file, as JSON lines.
+        redact: Replaces secrets in what tools and callers said, before it enters an audit event.
         publisher: How files are published; for tests.
         blocking: How blocking functions are run; in threads when omitted.
 
@@ -244,6 +258,7 @@ async def open_supervisor(
         publisher=publisher,
         sandbox=confinement,
         audit_file=None if audit_file is None else Path(audit_file),
+        redact=redact,
         blocking=blocking,
     )
     for tool in toolbox:

@@ -22,7 +22,7 @@ from ztrio.errors import Outcome, SessionDestroyedError, StoreUnavailable, ToolE
 from ztrio.jobs import Job, Runtime
 from ztrio.plain import decode
 from ztrio.sessions import HANDLE_PREFIX
-from ztrio.store import EMPTY_STATE, JobRow, SessionRow
+from ztrio.store import EMPTY_STATE, SessionRow
 from ztrio.tools import ToolContext
 
 __all__ = ["Read"]
@@ -36,13 +36,11 @@ class Read:
     Args:
         runtime: What the calls of the supervisor share.
         job: The call, allowed.
-        row: How the store remembers it.
     """
 
-    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+    def __init__(self, runtime: Runtime, job: Job) -> None:
         self._runtime = runtime
         self._job = job
-        self._row = row
         # Whether the tool's function was entered; decides which of the two deadlines has passed.
         self._tool_started = False
         # Whether the tool was through, so that there is a value or an error.
@@ -56,7 +54,6 @@ class Read:
         value: Any = None
         try:
             with job.scope:
-                await self._remember()
                 value = await self._value()
                 self._ended = True
             if not self._ended:  # stopped, or one of the deadlines has passed: then nobody has said a word yet
@@ -68,16 +65,7 @@ class Read:
         finally:
             if not self._ended and self._error is None:
                 job.cause.record("shutdown")  # nobody stopped it, so the supervisor's own tasks are being cancelled
-            with job.settling:
-                await self._answer(value)  # noqa: ASYNC102 - `settling` is the shield
-
-    async def _remember(self) -> None:
-        """Reads go on when the store cannot be written; nobody can ask for their outcome then."""
-        try:
-            await self._runtime.store.insert_job(self._row)
-        except Exception:  # noqa: BLE001 - any failure of the store means the same: it was not written
-            return
-        self._job.stored = True
+            self._answer(value)
 
     async def _session(self) -> SessionRow | None:
         job = self._job
@@ -136,16 +124,16 @@ class Read:
     def _report_from_thread(self, progress: float, total: float | None, message: str | None) -> None:
         trio.from_thread.run_sync(self._job.progress, progress, total, message)
 
-    async def _answer(self, value: Any) -> None:
+    def _answer(self, value: Any) -> None:
         job = self._job
         error = stop_error(job, ran=self._tool_started) or self._error
         job.deciding = True
         if error is None:
             answer = partial(job.succeed, value, Outcome.COMPLETED, {})
-            await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
+            finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
         else:
             answer = partial(job.fail, error, Outcome.COMPLETED)
-            await finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error))
+            finish(self._runtime, job, "error", Outcome.COMPLETED, answer, **reasons(job, error))
         job.ticket.leave()
         self._runtime.pins.unpin(job.pin)
 

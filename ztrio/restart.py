@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+import msgspec
 import trio
 
 from ztrio.audit import AuditBus
@@ -188,7 +189,8 @@ class _Restart:
         elif note.store_id != self._store.store_id:
             problem, advice = "it belongs to a call of another store", "other store"
         elif note.phase in ("preparing", "worker_running"):
-            journal = None  # nothing was published: that is written into the row first
+            # Nothing was published: that is written into the row first. But something may lie in places beside.
+            journal = None if note.journal is None else msgspec.structs.replace(note.journal, outputs=())
         case = Case(
             job_id=found.job_id,
             fate=fate,

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import attrs
 import trio
 
-from ztrio.ending import finish, reasons, stop_error
+from ztrio.audit import AuditEvent
+from ztrio.ending import commit_told, finish, reasons, stop_error
 from ztrio.errors import CommitFailed, Outcome, SessionNotFound, StoreUnavailable, Unresolved, ZtrioError
+from ztrio.idempotency import kept_answer
 from ztrio.jobs import Job, Runtime
 from ztrio.schema import describe
 from ztrio.sessions import mint_handle
-from ztrio.store import EMPTY_STATE, JobEnd, JobRow, SessionWrite
+from ztrio.store import EMPTY_STATE, AlreadyEnded, JobEnd, SessionWrite
 from ztrio.tools import DEFAULT_QUEUE_TIMEOUT, DEFAULT_TIMEOUT, Capability, Tool
 
 __all__ = ["SESSION_TOOLS", "SessionCall"]
+
+_ABORT_BOUND: Final = 1.0  # seconds on top of the commit's own bound, for a store that says what became of it
 
 
 def session_open() -> dict[str, Any]:
@@ -82,13 +87,11 @@ class SessionCall:
     Args:
         runtime: What the calls of the supervisor share.
         job: The call, allowed; the destroying one holds a ticket for the session.
-        row: How the store remembers it.
     """
 
-    def __init__(self, runtime: Runtime, job: Job, row: JobRow) -> None:
+    def __init__(self, runtime: Runtime, job: Job) -> None:
         self._runtime = runtime
         self._job = job
-        self._row = row
         # What the call does to a session, decided under its ticket.
         self._write: SessionWrite | None = None
         self._value: dict[str, Any] = {}
@@ -123,8 +126,6 @@ class SessionCall:
         job, store = self._job, self._runtime.store
         principal = job.context.principal.id
         with trio.move_on_after(job.queue_timeout) as waiting:
-            await store.insert_job(self._row)
-            job.stored = True
             await job.ticket.wait()
         if waiting.cancelled_caught:
             job.stop("queue_timeout")
@@ -152,55 +153,87 @@ class SessionCall:
         error = stop_error(job, ran=False) or self._error
         job.deciding = True
         if error is not None:
-            await self._fail(error)
+            self._fail(error)
         elif self._write is None:
             answer = partial(job.succeed, self._value, Outcome.COMPLETED, {})
-            await finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
+            finish(self._runtime, job, "completed", Outcome.COMPLETED, answer)
         else:
             audit.publish(job.event("start"))
             event = audit.stamp(job.event("commit", outcome=Outcome.COMMITTED))
-            end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._write)
+            kept = kept_answer(job, self._value, {})
+            end = JobEnd(job_id=job.id, outcome=Outcome.COMMITTED, event=event, session=self._write, result=kept)
             job.settled = False  # until it is known what became of the transaction
             try:
                 with trio.fail_after(self._runtime.settings.commit_bound):
                     await self._runtime.store.finish(end)
             except Exception as failure:  # noqa: BLE001 - whatever the store raises, it may not have been written
-                await self._abort(_failed(failure))
+                await self._abort(event, _failed(failure))
                 return
-            job.settled = True
-            if self._write.state is None:
-                # No checkpoint since the transaction: whoever was allowed before it finds its life ended.
-                self._runtime.pins.destroy(self._write.principal, self._write.name, by=job.pin)
-            audit.deliver(event)
-            job.succeed(self._value, Outcome.COMMITTED, {})
+            self._committed(event)
 
-    async def _abort(self, error: ZtrioError) -> None:
+    def _committed(self, event: AuditEvent) -> None:
+        job = self._job
+        assert self._write is not None
+        job.settled = True
+        if self._write.state is None:
+            # No checkpoint since the transaction: whoever was allowed before it finds its life ended.
+            self._runtime.pins.destroy(self._write.principal, self._write.name, by=job.pin)
+        self._runtime.audit.deliver(event)
+        job.succeed(self._value, Outcome.COMMITTED, {})
+
+    async def _abort(self, event: AuditEvent, error: ZtrioError) -> None:
         """The transaction raised: see that it can never turn out to have happened, as `ztrio.commit` does."""
         job, audit = self._job, self._runtime.audit
+        happened: bool | None = None
         try:
-            await self._runtime.store.abort(job.id)
-        except Exception:  # noqa: BLE001 - any failure means the same: nobody can tell
-            audit.mark_unavailable("commit", "a commit could be neither confirmed nor aborted")
-            unknown = Unresolved(
-                "The store failed in the middle of the commit and cannot say whether it happened. List your sessions "
-                "before repeating.",
-                reason="commit_unconfirmed",
-            )
-            audit.publish(job.event("unresolved", code=unknown.code, reason=unknown.reason, outcome=Outcome.UNRESOLVED))
-            job.fail(unknown, Outcome.UNRESOLVED)
+            with trio.move_on_after(_ABORT_BOUND):
+                await self._runtime.store.abort(job.id)
+                happened = False
+        except AlreadyEnded as ended:
+            happened = ended.outcome is Outcome.COMMITTED
+        except Exception:  # noqa: BLE001, S110 - any failure means the same: nobody can tell
+            pass
+        if happened is not None:
+            self._told(event, error, happened=happened)
             return
-        job.settled = True
-        audit.publish(job.event("error", **reasons(job, error)))
-        answer = partial(job.fail, error, Outcome.ROLLED_BACK)
-        await finish(self._runtime, job, "rollback", Outcome.ROLLED_BACK, answer)
+        audit.mark_unavailable(f"commit of {job.id}", "a commit could be neither confirmed nor aborted")
+        unknown = Unresolved(
+            "The store failed in the middle of the commit and cannot say whether it happened. List your sessions "
+            "before repeating, or ask for the outcome of this job.",
+            reason="commit_unconfirmed",
+        )
+        audit.publish(job.event("unresolved", code=unknown.code, reason=unknown.reason, outcome=Outcome.UNRESOLVED))
+        job.fail(unknown, Outcome.UNRESOLVED)
+        job.undertaker = partial(self._settle_later, event, error)
 
-    async def _fail(self, error: ZtrioError) -> None:
+    async def _settle_later(self, event: AuditEvent, error: ZtrioError) -> None:
+        """Go on as if the store had told at once what became of the transaction, when it does."""
+        job = self._job
+        happened = await commit_told(self._runtime, job)
+        self._runtime.audit.mark_available(f"commit of {job.id}")
+        self._told(attrs.evolve(event, event="settled"), error, happened=happened)
+        job.ticket.leave()
+        self._runtime.pins.unpin(job.pin)
+
+    def _told(self, event: AuditEvent, error: ZtrioError, *, happened: bool) -> None:
+        """Nobody is in doubt about the transaction any more."""
+        if happened:
+            self._committed(event)
+            return
+        job = self._job
+        job.settled = True
+        self._runtime.audit.publish(job.event("error", **reasons(job, error)))
+        answer = partial(job.fail, error, Outcome.ROLLED_BACK)
+        name = "settled" if job.answered.is_set() else "rollback"
+        finish(self._runtime, job, name, Outcome.ROLLED_BACK, answer)
+
+    def _fail(self, error: ZtrioError) -> None:
         job = self._job
         name = {None: "deny", "queue_timeout": "queue_timeout"}.get(job.cause.text, "cancel")
         if job.reads_only:
             name = "error"
         answer = partial(job.fail, error, Outcome.NOT_STARTED)
-        await finish(self._runtime, job, name, Outcome.NOT_STARTED, answer, **reasons(job, error))
+        finish(self._runtime, job, name, Outcome.NOT_STARTED, answer, **reasons(job, error))
 
 
 def _failed(error: Exception) -> CommitFailed:

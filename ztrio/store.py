@@ -361,10 +361,10 @@ class Store(Protocol):
         """
 
 
-def idempotency_conflict(row: JobRow, earlier: JobRow) -> IdempotencyConflict:
+def idempotency_conflict(key: str | None, tool: str, earlier_id: str) -> IdempotencyConflict:
     """The refusal of a call whose idempotency key stands for another one."""
     return IdempotencyConflict(
-        f"The idempotency key {row.idempotency_key!r} was used for another call of {row.tool} ({earlier.job_id}) with "
+        f"The idempotency key {key!r} was used for another call of {tool} ({earlier_id}) with "
         "other arguments or another session. Nothing ran; use a new key for a new call.",
-        earlier_job_id=earlier.job_id,
+        earlier_job_id=earlier_id,
     )

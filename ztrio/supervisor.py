@@ -19,11 +19,11 @@ from ztrio.calls import LOCAL, CallContext, CallResult, Cause, ProgressCallback
 from ztrio.ending import never_silent
 from ztrio.errors import Outcome, ToolboxError, WorkerFailed, ZtrioError
 from ztrio.findings import Recovery
+from ztrio.idempotency import check_key
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import KeyedLimiterStatistics
 from ztrio.policy import Policy
 from ztrio.reloading import Reloaded, reload_toolbox
-from ztrio.store import JobRow
 from ztrio.tools import Toolbox
 from ztrio.workers.backend import BackendSettings, BackendStatistics
 from ztrio.workers.ladder import ContainmentReport
@@ -107,6 +107,7 @@ class Supervisor:
         cause: Cause | None = None,
         on_progress: ProgressCallback | None = None,
         capped: bool = False,
+        idempotency_key: str | None = None,
     ) -> CallResult:
         """Call a tool and wait for its end.
 
@@ -123,9 +124,11 @@ class Supervisor:
             cause: Where the caller records why it cancels, before it does.
             on_progress: Receives the tool's progress reports.
             capped: Refuse a `timeout` beyond the tool's `max_timeout`, as for remote callers.
+            idempotency_key: The caller's own name for the call, under which it is committed at most once: a repetition
+                gets the first one's answer. It waits for one that runs, `timeout` seconds at most.
 
         Returns:
-            The value with the call's id, outcome and published paths.
+            The value with the call's id, outcome and published paths; of a repetition those of the call it repeats.
 
         Raises:
             ZtrioError: one of its subclasses, with code, job_id and outcome set; never wrapped in a group.
@@ -134,30 +137,38 @@ class Supervisor:
             await self.audit.wait_room()
         else:
             await trio.lowlevel.checkpoint_if_cancelled()
-        try:
-            job, row = self._admission.admit(
-                tool,
-                {} if arguments is None else arguments,
-                session=session,
-                timeout=timeout,
-                queue_timeout=queue_timeout,
-                context=context,
-                on_progress=on_progress,
-                capped=capped,
-                closing=self._closing.is_set(),
-            )
-        except ZtrioError:
-            # A call that is accepted lets others run while it waits for its answer; one that is refused, here.
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            raise
-        self._runtime.nursery.start_soon(self._run, job, row)
+        since = trio.current_time()
+        while True:
+            try:
+                job = self._admission.admit(
+                    tool,
+                    {} if arguments is None else arguments,
+                    session=session,
+                    timeout=timeout,
+                    queue_timeout=queue_timeout,
+                    context=context,
+                    on_progress=on_progress,
+                    capped=capped,
+                    closing=self._closing.is_set(),
+                    idempotency_key=idempotency_key,
+                )
+            except ZtrioError:
+                # A call that is accepted lets others run while it waits for its answer; one that is refused, here.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise
+            if isinstance(job, Job):
+                break
+            answer = await job.wait(since)
+            if answer is not None:
+                return answer.unwrap()
+        self._runtime.nursery.start_soon(self._run, job)
         try:
             await job.answered.wait()
         except trio.Cancelled:
             job.stop((cause.text if cause is not None else None) or "cancelled by caller")
             with trio.move_on_after(job.settle_bound, shield=True):
                 await job.answered.wait()
-            if job.outcome is Outcome.COMMITTED:
+            if job.outcome is Outcome.COMMITTED and not job.repeated:
                 self.audit.publish(job.event("commit_unanswered", cause=cause.text if cause is not None else None))
             raise
         assert job.answer is not None
@@ -168,15 +179,34 @@ class Supervisor:
         described = await self.job(job_id, context=context)
         return None if described is None else Outcome(described["outcome"])
 
+    async def outcome_by_key(self, tool: str, key: str, *, context: CallContext = LOCAL) -> Outcome | None:
+        """What became of the newest call of a tool that this principal made under an idempotency key, or None."""
+        described = await self.job_by_key(tool, key, context=context)
+        return None if described is None else Outcome(described["outcome"])
+
+    async def job_by_key(self, tool: str, key: str, *, context: CallContext = LOCAL) -> dict[str, Any] | None:
+        """The newest call of a tool that this principal made under an idempotency key, as a JSON-like object, or None.
+
+        Raises:
+            InvalidArguments: it cannot be a key.
+        """
+        principal = context.principal.id
+        row = await self._runtime.store.job_by_key(principal, tool, check_key(key)) if tool.isprintable() else None
+        return None if row is None else await self.job(row.job_id, context=context)
+
     async def job(self, job_id: str, *, context: CallContext = LOCAL) -> dict[str, Any] | None:
         """A call as a JSON-like object; None for an unknown one and for another principal's."""
-        row = await self._runtime.store.job(job_id)
-        if row is None or not (context.view.admin or row.principal == context.principal.id):
+        row = await self._runtime.store.job(job_id) if job_id.isascii() else None
+        ended, running = self._runtime.ends.get(job_id), self._admission.jobs.get(job_id)
+        known = row or ended or (None if running is None else running.row)
+        if known is None or not (context.view.admin or known.principal == context.principal.id):
             return None
-        running = self._admission.jobs.get(job_id)
-        unwritten = (end.outcome for end in self._runtime.unwritten if end.job_id == job_id)
-        outcome = row.outcome or next(unwritten, Outcome.RUNNING if running is None else running.outcome)
-        return row.as_dict() | {"outcome": str(outcome)}
+        outcome = known.outcome
+        if running is not None and running.outcome is Outcome.UNRESOLVED:  # whatever a commit in doubt looks like
+            outcome = Outcome.UNRESOLVED
+        elif outcome in (None, Outcome.UNRESOLVED):  # a store that cannot be written is behind
+            outcome = (ended and ended.outcome) or outcome or (Outcome.RUNNING if running is None else running.outcome)
+        return known.as_dict() | {"outcome": str(outcome)}
 
     async def events(
         self, *, context: CallContext = LOCAL, after: int = 0, limit: int = 10_000
@@ -260,9 +290,9 @@ class Supervisor:
             job.grace_limit = self._runtime.settings.shutdown_grace
             job.stop(cause)
 
-    async def _run(self, job: Job, row: JobRow) -> None:
+    async def _run(self, job: Job) -> None:
         try:
-            await self._admission.execution(job, row).run()
+            await self._admission.execution(job).run()
         finally:
             never_silent(self._runtime, job)
             self._admission.forget(job, settled=job.settled)

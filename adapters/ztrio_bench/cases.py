@@ -76,8 +76,9 @@ CASES: Final = {
             "call",
             "success latency",
             "One caller, one mutating call after the other, warm. trivial: a tool that returns its argument. file: a "
-            "tool that writes one output file and counts in its session's state. Floor: fork, exit, wait.",
-            ("trivial", "file"),
+            "tool that writes one output file and counts in its session's state. durable: the same with the store on "
+            "the disk, everything synced. Floor: fork, exit, wait; of durable, one sync of 4 KiB.",
+            ("trivial", "file", "durable"),
             "latency",
             200,
             4.0,
@@ -130,6 +131,16 @@ CASES: Final = {
             ("64",),
             "late",
             10,
+            4.0,
+        ),
+        Case(
+            "publication",
+            "durable publication",
+            "Three files of 2 kB are inspected and replaced, with everything synced, up to the commit. Floor: the same "
+            "syncs and renames without looking at anything.",
+            ("3",),
+            "latency",
+            100,
             4.0,
         ),
         Case(

@@ -83,6 +83,12 @@ _LIMITS: Final = (
         4,
     ),
     _Limit(
+        "to publish durably costs a small multiple of its syncs",
+        ("publication", "3", "ztrio", "latency"),
+        ("publication", "3", "floor", "latency"),
+        8,
+    ),
+    _Limit(
         "a worker is not much larger than an interpreter",
         ("memory", "16", "ztrio", "beyond"),
         ("memory", "16", "floor", "beyond"),

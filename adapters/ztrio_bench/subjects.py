@@ -37,12 +37,12 @@ _POOL: Final = ("call", "throughput", "cancel", "timeout", "orphans", "stall", "
 SUBJECTS: Final = {
     subject.name: subject
     for subject in (
-        Subject(name="ztrio", text="this", driver="on_ztrio", cases=(*_POOL, "stdio")),
+        Subject(name="ztrio", text="this", driver="on_ztrio", cases=(*_POOL, "publication", "stdio")),
         Subject(
             name="floor",
             text="the bare system calls on this machine",
             driver="floor",
-            cases=("call", "cancel", "orphans", "stall", "memory", "stdio"),
+            cases=("call", "publication", "cancel", "orphans", "stall", "memory", "stdio"),
         ),
         Subject(
             name="zaptrace",

@@ -23,12 +23,14 @@ from rich.table import Table
 
 import ztrio
 from ztrio.audit import Subscription
-from ztrio.errors import InvalidArguments, Outcome, ZtrioError
+from ztrio.errors import AlreadyInUse, InvalidArguments, Outcome, ZtrioError
 from ztrio.workers.ladder import Containment
 from ztrio_cli.arguments import parse_arguments, parse_object
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, console, note, report, write_json
+from ztrio_cli.redaction import redact
+from ztrio_cli.state import opened_store, state_file
 from ztrio_cli.toolbox import load
-from ztrio_cli.workspace import audit_file, checked_workspace
+from ztrio_cli.workspace import checked_workspace, written_lines
 
 __all__ = ["Options", "run"]
 
@@ -55,7 +57,9 @@ class Options:
     arguments: str | None = None
     session: str = "default"
     timeout: float | None = None
+    idempotency_key: str | None = None
     workspace: Path = Path()
+    state: str | None = None
     backend: Literal["auto", "zygote", "spawn"] = "auto"
     containment: Containment = "auto"
     sandbox: Literal["auto", "require", "off"] = "auto"
@@ -77,7 +81,10 @@ def run(options: Options) -> int:
     arguments = _arguments(options, toolbox)
     # Reads run in this process; what they print must not get between the lines of the answer.
     with redirect_stdout(sys.stderr):
-        answer = trio.run(_call, options, toolbox, workspace, arguments)
+        try:
+            answer = trio.run(_call, options, toolbox, workspace, arguments)
+        except AlreadyInUse as busy:
+            raise _busy(busy, workspace) from busy
     if isinstance(answer, Interrupted):
         _show_interrupted(answer, as_json=options.as_json)
         return 128 + answer.number
@@ -86,6 +93,20 @@ def run(options: Options) -> int:
         return USAGE if isinstance(answer, InvalidArguments) else FAILED
     _show_result(options.tool, answer, as_json=options.as_json)
     return OK
+
+
+def _busy(busy: AlreadyInUse, workspace: Path) -> AlreadyInUse:
+    """The refusal in words for somebody who wanted to make one call, and not to serve."""
+    if busy.code != "WORKSPACE_BUSY":
+        return busy
+    pid = busy.details.get("pid")
+    who = "Another process" if pid is None else f"Process {pid}"
+    return AlreadyInUse(
+        f"{who} works in {workspace}, a server perhaps. Nothing was started; make the call through its client, end it "
+        "first, or choose another --workspace.",
+        code="WORKSPACE_BUSY",
+        **busy.details,
+    )
 
 
 def _arguments(options: Options, toolbox: ztrio.Toolbox) -> dict[str, Any]:
@@ -113,14 +134,17 @@ async def _call(
     answer: ztrio.CallResult | ZtrioError | None = None
     with trio.open_signal_receiver(*SIGNALS) as signals:
         async with (
+            opened_store(workspace, state_file(workspace, options.state)) as store,
             ztrio.open_supervisor(
                 toolbox,
                 workspace=workspace,
+                store=store,
                 settings=ONE_CALL,
                 backend=options.backend,
                 containment=options.containment,
                 sandbox=options.sandbox,
-                audit_file=audit_file(workspace),
+                audit_file=written_lines(workspace, None, stored=store is not None),
+                redact=redact,
             ) as supervisor,
             supervisor.audit.subscribe(capacity=ENOUGH_EVENTS) as events,
             trio.open_nursery() as nursery,
@@ -134,6 +158,7 @@ async def _call(
                         arguments,
                         session=options.session,
                         timeout=options.timeout,
+                        idempotency_key=options.idempotency_key,
                         context=CONTEXT,
                         cause=cause,
                         on_progress=on_progress,

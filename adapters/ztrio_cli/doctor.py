@@ -26,6 +26,7 @@ from ztrio.workers.ladder import ContainmentReport, RungTrial, complete
 from ztrio.workers.landlock import why_unavailable
 from ztrio_cli import probe
 from ztrio_cli.console import FAILED, OK, console, one_line, write_json, write_line
+from ztrio_cli.state import state_file
 from ztrio_cli.toolbox import load
 
 __all__ = ["Check", "run"]
@@ -63,9 +64,9 @@ class Check:
     facts: dict[str, Any] = attrs.field(factory=dict)
 
 
-def run(tools: str | None, *, workspace: Path, as_json: bool) -> int:
+def run(tools: str | None, *, workspace: Path, state: str | None, as_json: bool) -> int:
     """Make every check and show the findings; the exit status: 1 if one of them is `fail`."""
-    checks = list(_checks(tools, workspace))
+    checks = list(_checks(tools, workspace, state))
     failed = [check.name for check in checks if check.status == "fail"]
     if as_json:
         write_json({"ok": not failed, "checks": [attrs.asdict(check) for check in checks]})
@@ -80,7 +81,7 @@ def run(tools: str | None, *, workspace: Path, as_json: bool) -> int:
     return FAILED if failed else OK
 
 
-def _checks(tools: str | None, workspace: Path) -> Iterator[Check]:
+def _checks(tools: str | None, workspace: Path, state: str | None) -> Iterator[Check]:
     yield check_python()
     yield check_platform()
     yield check_packages()
@@ -88,6 +89,7 @@ def _checks(tools: str | None, workspace: Path) -> Iterator[Check]:
     yield writable
     if writable.status == "ok":
         yield check_exchange(workspace, FileOps())
+        yield check_state(workspace, state)
     yield check_sandbox(why_unavailable())
     yield check_ladder()
     yield from check_workers()
@@ -163,6 +165,25 @@ def check_exchange(workspace: Path, ops: FileOps) -> Check:
 def _no_exchange(workspace: Path, why: str) -> Check:
     advice = "Outputs there will be refused. Use a local file system (ext4, xfs, btrfs, tmpfs, APFS)."
     return Check("exchange", "fail", f"Exchanging names in {workspace} does not work: {why}.", advice)
+
+
+def check_state(workspace: Path, state: str | None) -> Check:
+    """Whether calls are kept, and whether what is kept can be used."""
+    file = state_file(workspace, state)
+    if file is None:
+        advice = "Leave out --state to keep sessions, calls and the audit across restarts."
+        return Check("state", "warn", "Nothing outlives the server.", advice)
+    facts = {"file": str(file)}
+    if not file.exists():
+        return Check("state", "ok", f"{file} will be made by the first server.", facts=facts)
+    from ztrio_sql import StoreReader
+
+    try:
+        with StoreReader.open(file) as reader:
+            left = len(reader.unfinished())
+    except ZtrioError as error:
+        return Check("state", "fail", f"{error.code}: {one_line(error.message)}", "Or name another file with --state.")
+    return Check("state", "ok", f"{file} can be read.", facts=facts | {"unfinished": left})
 
 
 def check_sandbox(reason: str | None) -> Check:

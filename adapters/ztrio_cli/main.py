@@ -8,12 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from ztrio_cli.audit import audit
 from ztrio_cli.bench import bench
 from ztrio_cli.console import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, Complaint, discard_stdout, report
+from ztrio_cli.options import HERE, BackendName, ContainmentName, Json, SandboxMode, State, Tools, Workspace
+from ztrio_cli.outcome import outcome
 
 __all__ = ["app", "main"]
 
@@ -24,43 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-Tools = Annotated[
-    str, typer.Argument(metavar="TOOLS.py[:NAME]", help="A Python file with a toolbox; NAME if it is not 'toolbox'.")
-]
-Workspace = Annotated[
-    Path,
-    typer.Option(
-        "--workspace", "-w", metavar="DIR", help="Folder that outputs and inputs are relative to and may not leave."
-    ),
-]
-SandboxMode = Annotated[
-    Literal["auto", "require", "off"],
-    typer.Option(
-        "--sandbox",
-        metavar="MODE",
-        help="Keep tools from writing elsewhere: auto (where the system can), require (or refuse) or off.",
-    ),
-]
-BackendName = Annotated[
-    Literal["auto", "zygote", "spawn"],
-    typer.Option(
-        "--backend",
-        metavar="NAME",
-        help="How workers are made: zygote (forked, Linux), spawn (each anew), or auto (the first that works).",
-    ),
-]
-ContainmentName = Annotated[
-    Literal["auto", "require", "pidns", "cgroup", "job-init", "group"],
-    typer.Option(
-        "--containment",
-        metavar="RUNG",
-        help="What a worker cannot escape: auto (the best that works), require (one that nothing escapes, or refuse), "
-        "pidns, cgroup, job-init or group. See `ztrio doctor`.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-HERE = Path()
 
 
 def _version(wanted: bool) -> None:
@@ -90,6 +56,7 @@ def ztrio(
       ztrio serve my_tools.py --workspace .            serve your tools over MCP (stdio)
       ztrio call my_tools.py export design=x out_dir=out
       ztrio audit --last 20                            what happened to the calls in this workspace
+      ztrio outcome job_abc...                         what became of one call, also after a crash
       ztrio recover --dry-run                          what a killed server left in this workspace
       ztrio bench cancel --load 64                     what it costs on this machine
 
@@ -103,6 +70,7 @@ def ztrio(
 def serve(
     tools: Tools,
     workspace: Workspace = HERE,
+    state: State = None,
     allow: Annotated[
         str, typer.Option("--allow", metavar="LIST", help="Capabilities that may be used, separated by commas.")
     ] = "read,write,destructive",
@@ -114,6 +82,24 @@ def serve(
         str | None,
         typer.Option(
             "--run-as", metavar="UID:GID", help="User that tools run as, when root serves.", show_default=False
+        ),
+    ] = None,
+    keep_audit: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-audit",
+            metavar="BOUND",
+            help="How much of the audit is kept from now on: 30d, 1GB, 30d,1GB or forever; at first 1GiB.",
+            show_default=False,
+        ),
+    ] = None,
+    audit_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit-file",
+            metavar="FILE",
+            help="Append the audit to this file as well, as JSON lines; with --state memory DIR/.ztrio/audit.jsonl.",
+            show_default=False,
         ),
     ] = None,
     log_level: Annotated[
@@ -129,20 +115,24 @@ def serve(
       {"mcpServers": {"site": {"command": "ztrio",
         "args": ["serve", "/path/to/site_tools.py", "--workspace", "/path/to/folder", "--allow", "read,write"]}}}
 
-    The server ends when stdin does, and on SIGINT, SIGTERM and SIGHUP: calls in flight are rolled back first. Every
-    call is recorded in DIR/.ztrio/audit.jsonl; read it with `ztrio audit`.
+    The server ends when stdin does, and on SIGINT, SIGTERM and SIGHUP: calls in flight are rolled back first. Killed
+    in the middle, it puts right what it left when it starts again. Every call is recorded in the store (--state);
+    read it with `ztrio audit`.
     """
     from ztrio_cli.serve import run
 
     return run(
         tools,
         workspace=workspace,
+        state=state,
         allow=allow,
         workers=workers,
         backend=backend,
         containment=containment,
         sandbox=sandbox,
         run_as=run_as,
+        keep_audit=keep_audit,
+        audit_file=audit_file,
         log_level=log_level,
         as_json=as_json,
     )
@@ -165,7 +155,17 @@ def call(
     timeout: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", help="Time the tool may run; its own if not given.")
     ] = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(
+            "--idempotency-key",
+            metavar="KEY",
+            help="Your name for this call: repeated under it, it is not done twice and shows the first answer.",
+            show_default=False,
+        ),
+    ] = None,
     workspace: Workspace = HERE,
+    state: State = None,
     backend: BackendName = "auto",
     containment: ContainmentName = "auto",
     sandbox: SandboxMode = "auto",
@@ -182,7 +182,7 @@ def call(
 
     Ctrl-C stops the tool with everything it started, waits until that is proven and the files are as before, and
     exits with 130. With --json the answer is {"value", "job_id", "outcome", "targets"} or {"error": {"code", …}}.
-    Session state lives as long as the command: use `serve` for calls that build on each other.
+    Sessions and keys last from one command to the next, unless --state is memory.
     """
     from ztrio_cli.call import Options, run
 
@@ -194,7 +194,9 @@ def call(
             arguments=arguments,
             session=session,
             timeout=timeout,
+            idempotency_key=idempotency_key,
             workspace=workspace,
+            state=state,
             backend=backend,
             containment=containment,
             sandbox=sandbox,
@@ -203,30 +205,7 @@ def call(
     )
 
 
-@app.command()
-def audit(
-    workspace: Workspace = HERE,
-    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only events of this call.")] = None,
-    event: Annotated[str | None, typer.Option("--event", metavar="NAME", help="Only events of this name.")] = None,
-    last: Annotated[
-        int | None, typer.Option("--last", "-n", min=0, metavar="N", help="Only the last N of them.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until interrupted.")] = False,
-    as_json: Json = False,
-) -> int:
-    """Show what happened to the calls of a workspace, oldest first.
-
-    \b
-      ztrio audit --last 20
-      ztrio audit --event rollback
-      ztrio audit --job job-abc… --json | jq .proof
-      ztrio audit --follow
-
-    With --json each event is one line. Damaged lines are named on stderr and skipped.
-    """
-    from ztrio_cli.audit import run
-
-    return run(workspace, job=job, event=event, last=last, follow=follow, as_json=as_json)
+app.command()(audit)
 
 
 @app.command()
@@ -241,15 +220,7 @@ def recover(
             "--accept", metavar="ID", help="You have looked: take this call's files as they are.", show_default=False
         ),
     ] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            "--state",
-            metavar="FILE",
-            help="The store, or memory; DIR/.ztrio/state.db if not given.",
-            show_default=False,
-        ),
-    ] = None,
+    state: State = None,
     as_json: Json = False,
 ) -> int:
     """Put right what a killed server left in a workspace.
@@ -277,6 +248,7 @@ def doctor(
         str | None, typer.Argument(metavar="[TOOLS.py[:NAME]]", help="A toolbox to check as well.", show_default=False)
     ] = None,
     workspace: Workspace = HERE,
+    state: State = None,
     as_json: Json = False,
 ) -> int:
     """Find out what works on this machine, by trying it.
@@ -290,7 +262,7 @@ def doctor(
     """
     from ztrio_cli.doctor import run
 
-    return run(tools, workspace=workspace, as_json=as_json)
+    return run(tools, workspace=workspace, state=state, as_json=as_json)
 
 
 @app.command()
@@ -305,8 +277,8 @@ def demo(
 
     Serves the example (Markdown and CSV files to a web site with charts) in a process of its own, talks to it with
     the official MCP client, and lets things go wrong: a timeout, a client that cancels, a bad file, two sessions
-    that want the same folder, a destroyed session. After each scene it looks at files and processes by itself. Exits
-    with 1 if a promise was broken.
+    that want the same folder, a destroyed session, a killed server. After each scene it looks at files and processes
+    by itself. Exits with 1 if a promise was broken.
 
     \b
       ztrio demo
@@ -317,6 +289,7 @@ def demo(
     return run(keep=keep, as_json=as_json)
 
 
+app.command()(outcome)
 app.command()(bench)
 
 
@@ -338,6 +311,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         discard_stdout()
         return BROKEN_PIPE
+    except OSError as error:  # what was printed last cannot be written
+        discard_stdout()
+        report(Complaint("OS_ERROR", str(error)), as_json=False)
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
@@ -354,11 +331,21 @@ def _run(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        report(Complaint("OS_ERROR", str(error)), as_json=as_json)
+        report(Complaint("OS_ERROR", str(error)), as_json=_stdout_works() and as_json)
         return FAILED
     except Exception as error:  # noqa: BLE001 - told apart there; a defect is raised again
         return _known(error, as_json=as_json)
     return status if isinstance(status, int) else OK
+
+
+def _stdout_works() -> bool:
+    """Whether what is printed arrives; if not, it is given up, so that the failure is reported once."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_stdout()
+        return False
+    return True
 
 
 def _known(error: Exception, *, as_json: bool) -> int:

@@ -21,11 +21,11 @@ from ztrio.memory_store import MemoryStore
 from ztrio.restart import recover, workspace_lock
 from ztrio.store import Store
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, console, write_json, write_line
+from ztrio_cli.state import kept_state
 from ztrio_cli.workspace import checked_workspace
 
 __all__ = ["run"]
 
-_STATE: Final = "state.db"  # in the workspace's own folder
 _WORDS: Final = {
     "exchange back": "put the old one back",
     "take back": "take the new one away",
@@ -56,7 +56,7 @@ def run(folder: Path, *, state: str | None, accept: Sequence[str], dry_run: bool
         Complaint: USAGE, there is no such workspace or store, or no such call to accept; WORKSPACE_READ_ONLY.
     """
     workspace = checked_workspace(folder)
-    found = trio.run(_recover, workspace, _store_file(workspace, state), tuple(accept), dry_run)
+    found = trio.run(_recover, workspace, kept_state(workspace, state), tuple(accept), dry_run)
     unknown = set(accept) - {finding.job_id for finding in found.findings}
     if unknown:
         raise Complaint("USAGE", f"--accept {min(unknown)}: no such call was left in {workspace}.", status=USAGE)
@@ -65,18 +65,6 @@ def run(folder: Path, *, state: str | None, accept: Sequence[str], dry_run: bool
     else:
         _show(found, workspace, dry_run=dry_run)
     return FAILED if any(finding.problem for finding in found.findings) else OK
-
-
-def _store_file(workspace: Path, state: str | None) -> Path | None:
-    """The store's file; None where calls are kept in memory only."""
-    if state == "memory":
-        return None
-    if state is None:
-        own = workspace / ".ztrio" / _STATE
-        return own if own.exists() else None
-    if not Path(state).is_file():
-        raise Complaint("USAGE", f"--state {state}: there is no such file.", status=USAGE)
-    return Path(state)
 
 
 async def _recover(workspace: Path, file: Path | None, accept: tuple[str, ...], dry_run: bool) -> Recovery:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import structlog
 
 import ztrio
 from ztrio.errors import ZtrioError
+from ztrio_cli.audit_retention import parse_retention
 from ztrio_cli.console import FAILED, USAGE, Complaint, note, one_line
-from ztrio_cli.workspace import audit_file, checked_workspace
+from ztrio_cli.redaction import load_soon, redact
+from ztrio_cli.state import MEMORY, opened_store, state_file
+from ztrio_cli.workspace import checked_workspace, written_lines
 from ztrio_mcp import run_stdio
 
 __all__ = ["configure_logging", "run"]
@@ -29,12 +33,15 @@ def run(
     tools: str,
     *,
     workspace: Path,
+    state: str | None,
     allow: str,
     workers: int,
     backend: str,
     containment: str,
     sandbox: str,
     run_as: str | None,
+    keep_audit: str | None,
+    audit_file: Path | None,
     log_level: str,
     as_json: bool,
 ) -> int:
@@ -49,18 +56,33 @@ def run(
         user = None if run_as is None else _user(run_as)
         configure_logging(log_level, as_json=as_json)
         log = structlog.get_logger("ztrio")
-        log.info("serving", tools=tools, workspace=str(folder), allow=allow, audit=str(audit_file(folder)))
+        file = state_file(folder, state)
+        retention = None if keep_audit is None else parse_retention(keep_audit)
+        if file is None and retention is not None:
+            raise Complaint("USAGE", "--keep-audit: with --state memory no audit is kept.", status=USAGE)
+        lines = written_lines(folder, audit_file, stored=file is not None)
+        log.info(
+            "serving",
+            tools=tools,
+            workspace=str(folder),
+            state=MEMORY if file is None else str(file),
+            allow=allow,
+            audit=str(file if lines is None else lines),
+        )
+        load_soon()
         settings = ztrio.Settings(workers=workers)
         status = run_stdio(
             tools,
             workspace=folder,
+            open_store=partial(opened_store, folder, file, retention),
             policy=policy,
             settings=settings,
             backend=backend,
             containment=containment,
             sandbox=sandbox,
             run_as=user,
-            audit_file=audit_file(folder),
+            audit_file=lines,
+            redact=redact,
         )
     except (ZtrioError, Complaint) as error:
         # Not on stdout, whatever the format: the client would take it for a frame.
@@ -120,6 +142,7 @@ def configure_logging(level: str, *, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("alembic").setLevel("WARNING")  # making a store is no news, least of all its plugins
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

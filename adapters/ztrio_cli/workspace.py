@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ztrio_cli.console import USAGE, Complaint
 
-__all__ = ["audit_file", "checked_workspace"]
+__all__ = ["audit_file", "checked_workspace", "written_lines"]
 
 
 def checked_workspace(folder: Path) -> Path:
@@ -21,5 +21,16 @@ def checked_workspace(folder: Path) -> Path:
 
 
 def audit_file(workspace: Path) -> Path:
-    """The file of JSON lines that the audit of a workspace is written to."""
+    """The file of JSON lines that the audit of a workspace is in where no store keeps it."""
     return workspace / ".ztrio" / "audit.jsonl"
+
+
+def written_lines(workspace: Path, named: Path | None, *, stored: bool) -> Path | None:
+    """The file of JSON lines to be written, or None: a store has the audit already, so only if it was asked for.
+
+    Args:
+        workspace: The workspace.
+        named: What `--audit-file` said, or None.
+        stored: Whether there is a store.
+    """
+    return named if stored or named is not None else audit_file(workspace)

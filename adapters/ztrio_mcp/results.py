@@ -17,11 +17,20 @@ from ztrio.calls import CallResult
 from ztrio.errors import Outcome, ZtrioError
 from ztrio.tools import Capability
 
-__all__ = ["JOB_ID_META", "OUTCOME_META", "TIMEOUT_META", "error_result", "success_result", "tool"]
+__all__ = [
+    "IDEMPOTENCY_KEY_META",
+    "JOB_ID_META",
+    "OUTCOME_META",
+    "TIMEOUT_META",
+    "error_result",
+    "success_result",
+    "tool",
+]
 
 JOB_ID_META: Final = "ztrio/job_id"
 OUTCOME_META: Final = "ztrio/outcome"
 TIMEOUT_META: Final = "ztrio/timeout"
+IDEMPOTENCY_KEY_META: Final = "ztrio/idempotency_key"
 
 _json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,7 @@ from ztrio.errors import ZtrioError
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
 from ztrio.opening import open_supervisor
+from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
 from ztrio_mcp.frames import Call
@@ -31,7 +33,9 @@ from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
 from ztrio_mcp.server import McpServer
 from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, claimed_stdio, open_transport
 
-__all__ = ["FAILURE_STATUS", "run_stdio", "serve_stdio"]
+__all__ = ["FAILURE_STATUS", "OpenStore", "run_stdio", "serve_stdio"]
+
+OpenStore = Callable[[], AbstractAsyncContextManager[Store | None]]
 
 FAILURE_STATUS: Final = 1
 """Exit status after a failure of the server itself."""
@@ -172,7 +176,14 @@ def _version() -> str:
         return ""
 
 
-def run_stdio(toolbox: Toolbox | str, *, workspace: str | Path, frame_limit: int = FRAME_LIMIT, **options: Any) -> int:
+def run_stdio(
+    toolbox: Toolbox | str,
+    *,
+    workspace: str | Path,
+    frame_limit: int = FRAME_LIMIT,
+    open_store: OpenStore = nullcontext,
+    **options: Any,
+) -> int:
     """Serve a toolbox to the MCP client on stdin and stdout until it is gone or a signal comes; for `sys.exit`.
 
     Args:
@@ -180,6 +191,7 @@ def run_stdio(toolbox: Toolbox | str, *, workspace: str | Path, frame_limit: int
             print at import off the wire.
         workspace: The directory that tools work in.
         frame_limit: Bytes a line from the client may have.
+        open_store: Opens the store for as long as the server runs; one in memory when omitted.
         options: Further arguments of `ztrio.open_supervisor`.
 
     Returns:
@@ -192,7 +204,7 @@ def run_stdio(toolbox: Toolbox | str, *, workspace: str | Path, frame_limit: int
     with claimed_stdio() as fds:
         try:
             loaded = load_toolbox(toolbox) if isinstance(toolbox, str) else toolbox
-            return trio.run(_main, loaded, workspace, fds, frame_limit, options)
+            return trio.run(_main, loaded, workspace, fds, frame_limit, open_store, options)
         except ZtrioError:
             raise
         except Exception:  # noqa: BLE001 - a process reports its failure by its status
@@ -201,7 +213,12 @@ def run_stdio(toolbox: Toolbox | str, *, workspace: str | Path, frame_limit: int
 
 
 async def _main(
-    toolbox: Toolbox, workspace: str | Path, fds: tuple[int, int], frame_limit: int, options: dict[str, Any]
+    toolbox: Toolbox,
+    workspace: str | Path,
+    fds: tuple[int, int],
+    frame_limit: int,
+    open_store: OpenStore,
+    options: dict[str, Any],
 ) -> int:
     ending, workers = Ending(), LiveWorkers()
     failure: Exception | None = None
@@ -215,7 +232,10 @@ async def _main(
             nursery.start_soon(_cancel_when_ending, ending, starting, watching)
             try:
                 with starting:
-                    async with open_supervisor(toolbox, workspace=workspace, **options) as supervisor:
+                    async with (
+                        open_store() as store,
+                        open_supervisor(toolbox, workspace=workspace, store=store, **options) as supervisor,
+                    ):
                         watching.cancel()
                         supervisor.audit.add_reducer(workers)
                         status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)

@@ -5,8 +5,8 @@ The SDK speaks both eras on one connection: 2025-11-25 (`initialize`) and 2026-0
 cancels are answered while mutating calls wait or run. Tool calls that need nothing of it come straight from the
 transport (`ztrio_mcp.eras`) and are answered alike. Nothing here runs tool code.
 
-A call's arguments, its session and `_meta["ztrio/timeout"]` go to the supervisor as they came: it refuses what does not
-fit, so that a refusal is a job in the audit like any other.
+A call's arguments, its session, `_meta["ztrio/timeout"]` and `_meta["ztrio/idempotency_key"]` go to the supervisor as
+they came: it refuses what does not fit, so that a refusal is a job in the audit like any other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ztrio.supervisor import Supervisor
 from ztrio_mcp.frames import Call, FrameFilter, InFlight
 from ztrio_mcp.jsonrpc import INVALID_PARAMS, RESOURCE_NOT_FOUND
 from ztrio_mcp.progress import ProgressPump, Send
-from ztrio_mcp.results import TIMEOUT_META, error_result, success_result, tool
+from ztrio_mcp.results import IDEMPOTENCY_KEY_META, TIMEOUT_META, error_result, success_result, tool
 
 __all__ = ["AUDIT_URI", "JOBS_URI", "MAX_EVENTS", "McpServer"]
 
@@ -63,7 +63,8 @@ _INSTRUCTIONS: Final = (
     "Every answer to a tool call carries _meta['ztrio/outcome']: 'committed' means files and session state are as the "
     "tool left them, 'rolled_back' and 'not_started' mean nothing changed, 'unresolved' means nobody can tell: look "
     "before repeating. Calls with the same `session` argument share state and run one after the other. "
-    "_meta['ztrio/timeout'] sets a call's time limit in seconds."
+    "_meta['ztrio/timeout'] sets a call's time limit in seconds. _meta['ztrio/idempotency_key'] names a call: repeated "
+    "under the same key it is not done twice, and gets the first answer."
 )
 
 
@@ -151,19 +152,21 @@ class McpServer:
     ) -> dict[str, Any]:
         arguments = dict(params.get("arguments") or {})
         session = arguments.pop(SESSION_PARAMETER, "default")
+        meta = params.get("_meta") or {}
         context = self._context
         try:
             answer = await self._supervisor.call(
                 params["name"],
                 arguments,
                 session=session,
-                timeout=(params.get("_meta") or {}).get(TIMEOUT_META),
+                timeout=meta.get(TIMEOUT_META),
                 context=CallContext(
                     context.principal, context.view, context.surface, context.gate_scope, request.audit_id
                 ),
                 cause=request.cause,
                 on_progress=on_progress,
                 capped=True,
+                idempotency_key=meta.get(IDEMPOTENCY_KEY_META),
             )
         except ZtrioError as error:
             return error_result(error)

@@ -93,6 +93,8 @@ class Verification:
         last: Position of the last right event, None when there is none.
         bad: Position of the first bad link, None when all are good.
         problem: What is wrong with it.
+        head: Hash of the last right event, or what stands for the one before the first. Whoever notes it elsewhere can
+            tell later whether the newest events were removed, which the chain itself cannot.
     """
 
     events: int
@@ -100,6 +102,7 @@ class Verification:
     last: int | None
     bad: int | None = None
     problem: str | None = None
+    head: bytes = attrs.field(default=GENESIS, eq=False)
 
 
 def facts_of(event: AuditEvent) -> str:
@@ -166,7 +169,7 @@ def verify(anchor: Anchor, links: Iterable[Link]) -> Verification:
     count, first = 0, None
 
     def bad(problem: str) -> Verification:
-        return Verification(count, first, expected - 1 if count else None, expected, problem)
+        return Verification(count, first, expected - 1 if count else None, expected, problem, previous)
 
     for link in links:
         if link.log_pos != expected:
@@ -179,7 +182,7 @@ def verify(anchor: Anchor, links: Iterable[Link]) -> Verification:
         previous, total = link.hash, link.total_bytes
         expected += 1
         count += 1
-    return Verification(count, first, expected - 1 if count else None)
+    return Verification(count, first, expected - 1 if count else None, head=previous)
 
 
 def _problem(link: Link, previous: bytes, total: int) -> str | None:

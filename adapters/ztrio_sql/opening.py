@@ -43,7 +43,8 @@ async def open_store(
 
     Args:
         path: The database file; beside it `.lock`, and while it is open `-wal`, `-shm` and `-reserve`.
-        retention: How much of the audit log is kept.
+        retention: How much of the audit log is kept from now on; when omitted, as much as was said last, at first
+            1 GiB.
         now: The wall clock, in seconds since the epoch; for tests.
         connection_factory: Class of the connections that write; for faults in tests.
 
@@ -57,7 +58,7 @@ async def open_store(
     try:
         reader = await trio.to_thread.run_sync(_open, database, lock)
         try:
-            async with _writing(database, reader, retention or Retention(), now) as store:
+            async with _writing(database, reader, retention, now) as store:
                 yield store
         finally:
             reader.close()
@@ -91,11 +92,14 @@ def _open(database: SqliteDatabase, lock: ProcessLock) -> StoreReader:
 
 @asynccontextmanager
 async def _writing(
-    database: SqliteDatabase, reader: StoreReader, retention: Retention, now: Callable[[], float]
+    database: SqliteDatabase, reader: StoreReader, retention: Retention | None, now: Callable[[], float]
 ) -> AsyncIterator[SqlStore]:
     """Run the writer's thread beside the body."""
     reserve = DiskReserve(Path(f"{database.path}-reserve"))
-    store = SqlStore(reader, partial(Writer, Batches(database, now), reserve), retention)
+    said = reader.retention()
+    store = SqlStore(reader, partial(Writer, Batches(database, now), reserve), retention or said)
+    if retention is not None and retention != said:
+        store.set_retention_nowait(retention)
     failure: BaseException | None = None
     ended = trio.Event()
     # Whatever is cancelled around it, what was submitted is written; closing puts an end to it.

@@ -165,7 +165,7 @@ class ClaimKey(_Base):
             transaction.execute(_INSERT, **_values(row))
             return Claim(mine=True)
         if earlier.idempotency_digest != row.idempotency_digest:
-            raise idempotency_conflict(row, earlier)
+            raise idempotency_conflict(row.idempotency_key, row.tool, earlier.job_id)
         if earlier.outcome not in _FREE:
             return Claim(mine=False, earlier=earlier, result=reading.kept_result(connection, earlier.job_id))
         transaction.execute(_GIVE_UP_KEY, job=earlier.job_id)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import attrs
 import sqlalchemy as sa
 
 from ztrio.audit import AuditEvent
 from ztrio.errors import StoreUnavailable
 from ztrio.store import JobRow, SessionRow
 from ztrio_sql import pending, reading
-from ztrio_sql.chain import Verification, verify
+from ztrio_sql.chain import Link, Verification, verify
+from ztrio_sql.retention import Retention
 from ztrio_sql.schema import FORMAT, database_at
 from ztrio_sql.sqlite import SqliteDatabase
 
@@ -144,26 +146,63 @@ class StoreReader:
         with self._asking() as connection:
             return reading.job_events(connection, job_id)
 
-    def export(self, *, principal: str | None = None, after: int = 0) -> Iterator[dict[str, Any]]:
+    def export(
+        self, *, principal: str | None = None, job_id: str | None = None, event: str | None = None, after: int = 0
+    ) -> Iterator[dict[str, Any]]:
         """Every event after a position as its JSON object, with `log_pos` and `hash`, oldest first.
 
         Args:
             principal: Only this principal's, or None for all.
+            job_id: Only those of this call, or None for all.
+            event: Only those of this name, or None for all.
             after: A log position, 0 for the beginning.
         """
+        wanted = reading.Wanted(principal=principal, job_id=job_id, event=event)
         while True:
             with self._asking() as connection:
-                links = list(reading.links(connection, after, principal=principal, limit=_CHUNK))
-            for link in links:
-                yield json.loads(link.event) | {"hash": link.hash.hex()}
+                links = list(reading.links(connection, after, wanted=wanted, limit=_CHUNK))
+            yield from _objects(links, wanted)
             if len(links) < _CHUNK:
                 return
             after = links[-1].log_pos
 
-    def verify(self) -> Verification:
-        """Follow the hash chain from its beginning to its end, or to its first bad link."""
+    def newest(
+        self, *, principal: str | None = None, job_id: str | None = None, event: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The same events as `export`, newest first."""
+        wanted = reading.Wanted(principal=principal, job_id=job_id, event=event)
+        before: int | None = None
+        while True:
+            with self._asking() as connection:
+                links = reading.newest_links(connection, before, wanted=wanted, limit=_CHUNK)
+            yield from _objects(links, wanted)
+            if len(links) < _CHUNK:
+                return
+            before = links[-1].log_pos
+
+    def last_position(self) -> int:
+        """Position of the newest event, also of one that is kept no longer; 0 when there was none."""
         with self._asking() as connection:
-            return verify(reading.anchor(connection), reading.links(connection, 0))
+            return reading.head(connection).log_pos
+
+    def retention(self) -> Retention:
+        """How much of the audit log is kept."""
+        with self._asking() as connection:
+            stored = reading.fact(connection, "retention")
+        return Retention() if stored is None else Retention.decode(stored)
+
+    def verify(self) -> Verification:
+        """Follow the hash chain from its beginning to its end, or to its first bad link.
+
+        The chain cannot tell that its newest events were removed; calls that ended there can.
+        """
+        with self._asking() as connection:
+            found = verify(reading.anchor(connection), reading.links(connection, 0))
+            missing, ended = reading.head(connection).log_pos + 1, reading.last_end(connection)
+        if found.bad is None and ended >= missing:
+            problem = f"event {missing} is missing: a call ended at {ended}"
+            return attrs.evolve(found, bad=missing, problem=problem)
+        return found
 
     def activity(self, call_id: str) -> pending.ActivityRow | None:
         """What is known of an upstream call, or None."""
@@ -179,3 +218,10 @@ class StoreReader:
         """Upstream writes that may be on their way, in the order of sending."""
         with self._asking() as connection:
             return pending.pending(connection)
+
+
+def _objects(links: Iterable[Link], wanted: reading.Wanted) -> Iterator[dict[str, Any]]:
+    for link in links:
+        facts = json.loads(link.event)
+        if wanted.is_named(facts):
+            yield facts | {"hash": link.hash.hex()}

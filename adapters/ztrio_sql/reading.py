@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+import attrs
 import sqlalchemy as sa
 
 from ztrio.audit import AuditEvent
@@ -17,6 +18,7 @@ from ztrio_sql.tables import audit, jobs, meta, results, sessions
 __all__ = [
     "JOB_COLUMNS",
     "JOB_FIELDS",
+    "Wanted",
     "anchor",
     "events",
     "fact",
@@ -26,7 +28,9 @@ __all__ = [
     "job_events",
     "job_row",
     "kept_result",
+    "last_end",
     "links",
+    "newest_links",
     "session",
     "session_list",
     "stored_events",
@@ -88,6 +92,39 @@ _LINK: Final = sa.select(
     audit.c.hash,
     audit.c.total_bytes,
 )
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """Which events are asked for; what is None does not matter.
+
+    Args:
+        principal: Whose.
+        job_id: Of which call.
+        event: Of which name.
+    """
+
+    principal: str | None = None
+    job_id: str | None = None
+    event: str | None = None
+
+    def among(self, statement: sa.Select[Any]) -> sa.Select[Any]:
+        """Narrow a question to these events, and to few others of which a part looks like the name."""
+        if self.principal is not None:
+            statement = statement.where(audit.c.principal == self.principal)
+        if self.job_id is not None:
+            statement = statement.where(audit.c.job_id == self.job_id)
+        if self.event is not None:
+            member = f'"event":{json.dumps(self.event)}'
+            statement = statement.where(audit.c.event.contains(member, autoescape=True))
+        return statement
+
+    def is_named(self, facts: dict[str, Any]) -> bool:
+        """Whether the event has the name."""
+        return self.event is None or facts["event"] == self.event
+
+
+_ALL: Final = Wanted()
 
 
 def job_row(row: Any) -> JobRow:
@@ -170,20 +207,29 @@ def head(connection: sa.Connection) -> Anchor:
     return anchor(connection) if row is None else Anchor(row.log_pos, row.hash, row.total_bytes)
 
 
-def links(
-    connection: sa.Connection, after: int, *, principal: str | None = None, limit: int | None = None
-) -> Iterator[Link]:
+def last_end(connection: sa.Connection) -> int:
+    """The highest position at which a call is said to have ended, 0 when none is."""
+    return connection.scalar(sa.select(sa.func.max(jobs.c.ended_pos))) or 0
+
+
+def links(connection: sa.Connection, after: int, *, wanted: Wanted = _ALL, limit: int | None = None) -> Iterator[Link]:
     """The events after a position as they are stored, some at a time; one state as long as the connection lasts."""
-    wanted = _LINK.order_by(audit.c.log_pos)
-    if principal is not None:
-        wanted = wanted.where(audit.c.principal == principal)
+    asked = wanted.among(_LINK).order_by(audit.c.log_pos)
     left = limit
     while left is None or left > 0:
         count = _CHUNK if left is None else min(_CHUNK, left)
-        rows = connection.execute(wanted.where(audit.c.log_pos > after).limit(count)).all()
+        rows = connection.execute(asked.where(audit.c.log_pos > after).limit(count)).all()
         for row in rows:
             yield Link(*row)
         if len(rows) < count:
             return
         after = rows[-1].log_pos
         left = None if left is None else left - count
+
+
+def newest_links(connection: sa.Connection, before: int | None, *, wanted: Wanted, limit: int) -> list[Link]:
+    """The newest `limit` events before a position, or of all, as they are stored; newest first."""
+    asked = wanted.among(_LINK).order_by(audit.c.log_pos.desc()).limit(limit)
+    if before is not None:
+        asked = asked.where(audit.c.log_pos < before)
+    return [Link(*row) for row in connection.execute(asked)]

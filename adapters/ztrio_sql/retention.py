@@ -8,6 +8,7 @@ its idempotency key lives.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from typing import ClassVar, Final
 
 import attrs
@@ -19,7 +20,7 @@ from ztrio_sql.chain import Anchor
 from ztrio_sql.tables import audit, jobs, meta, results
 from ztrio_sql.transaction import Transaction
 
-__all__ = ["Retain", "Retention"]
+__all__ = ["Retain", "Retention", "SetRetention"]
 
 _SLICE: Final = 1000  # rows removed at once: what waits meanwhile waits milliseconds
 
@@ -37,6 +38,31 @@ class Retention:
     age: float | None = None
     events: int | None = None
     size: int | None = 2**30
+
+    def encode(self) -> bytes:
+        """The bounds as they are stored."""
+        return json.dumps(attrs.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Retention:
+        """What `encode` wrote."""
+        return cls(**json.loads(data))
+
+
+@attrs.frozen
+class SetRetention:
+    """Writes down how much is kept, for whoever opens the store next and does not say."""
+
+    retention: Retention
+    job_id: ClassVar[str | None] = None
+    synced: ClassVar[bool] = False
+    ends: ClassVar[bool] = False
+    size: ClassVar[int] = 100
+
+    def apply(self, transaction: Transaction) -> None:
+        """Write it."""
+        transaction.execute(sa.delete(meta).where(meta.c.key == "retention"))
+        transaction.connection.execute(sa.insert(meta).values(key="retention", value=self.retention.encode()))
 
 
 @attrs.frozen

@@ -23,7 +23,7 @@ from ztrio_sql.chain import Verification
 from ztrio_sql.operations import Abort, Advance, ClaimKey, End, InsertJob, NeedRecovery, Nothing, Record, Recover
 from ztrio_sql.pending import ActivityRow, AppendPending, PendingRow, PutActivity, RemovePending
 from ztrio_sql.reader import StoreReader
-from ztrio_sql.retention import Retain, Retention
+from ztrio_sql.retention import Retain, Retention, SetRetention
 from ztrio_sql.transaction import LogEntry, Operation
 from ztrio_sql.writer import Ticket, Writer, WriterStatistics
 
@@ -185,6 +185,10 @@ class SqlStore:
         why = self._writer.trouble
         if why is not None:
             raise StoreUnavailable(f"The audit log cannot be written: {why}. The event is kept and written later.")
+
+    def set_retention_nowait(self, retention: Retention) -> None:
+        """Write down how much of the audit log is kept, for whoever opens the store next, without waiting."""
+        self._keep(SetRetention(retention))
 
     async def retain(self) -> None:
         """Remove what is no longer kept of the audit log, now and completely."""

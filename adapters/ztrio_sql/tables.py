@@ -26,7 +26,7 @@ meta: Final = sa.Table(
     sa.Column("value", sa.LargeBinary, nullable=False),
 )
 """`store_id`; `secret`; `mark`: number of the newest transaction without events, by which one that failed is told;
-`anchor`: where the audit log begins after older events were removed."""
+`anchor`: where the audit log begins after older events were removed; `retention`: how much of it is kept."""
 
 sessions: Final = sa.Table(
     "sessions",

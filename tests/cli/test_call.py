@@ -18,11 +18,13 @@ from tests.cli.conftest import Command, Started
 from ztrio.workers.landlock import why_unavailable
 from ztrio_cli.call import Interrupted, _Reporter, _show_interrupted
 from ztrio_cli.demo.observe import processes
+from ztrio_sql import StoreReader
 
 
 def events(workspace: Path) -> list[dict[str, Any]]:
-    """The audit file."""
-    return [json.loads(line) for line in (workspace / ".ztrio" / "audit.jsonl").read_text().splitlines()]
+    """The audit log."""
+    with StoreReader.open(workspace / ".ztrio" / "state.db") as reader:
+        return list(reader.export())
 
 
 def test_a_commit_for_people(cli: Command, tools: Path, workspace: Path) -> None:
@@ -49,10 +51,12 @@ def test_a_commit_for_programs(cli: Command, tools: Path, workspace: Path) -> No
     assert {(event["surface"], event["execution_job_id"]) for event in events(workspace)} == {("cli", answer["job_id"])}
 
 
-def test_the_audit_file_is_private(cli: Command, tools: Path, workspace: Path) -> None:
-    """Nobody but its owner can read the audit."""
-    cli("call", tools, "echo", "-w", workspace)
-    assert (workspace / ".ztrio" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize(("state", "name"), [((), "state.db"), (("--state", "memory"), "audit.jsonl")])
+def test_the_audit_is_private(cli: Command, tools: Path, workspace: Path, state: tuple[str, ...], name: str) -> None:
+    """Nobody but its owner can read the audit, in the store or, where there is none, in its file."""
+    cli("call", tools, "echo", "-w", workspace, *state)
+    assert (workspace / ".ztrio" / name).stat().st_mode & 0o777 == 0o600
+    assert {"state.db", "audit.jsonl"} & {path.name for path in (workspace / ".ztrio").iterdir()} == {name}
 
 
 def test_what_tools_print_is_not_the_answer(cli: Command, tools: Path, workspace: Path) -> None:
@@ -158,8 +162,8 @@ def test_ctrl_c_waits_for_the_rollback_and_says_so(
 def test_sigterm_for_programs(started: Started, tools: Path, workspace: Path) -> None:
     """SIGTERM does the same with status 143, and --json carries job, outcome and proof."""
     with started(*_hanging(tools, workspace, "--json")) as process:
-        audit = workspace / ".ztrio" / "audit.jsonl"
-        while not (audit.exists() and '"start"' in audit.read_text()):
+        store = workspace / ".ztrio" / "state.db"
+        while not (store.exists() and "start" in [event["event"] for event in events(workspace)]):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)

@@ -106,7 +106,20 @@ VANISHED = attrs.evolve(
     events=killed("allow", "start", "cancel", "worker_terminated", "rollback", cause="client_gone"),
     extra={"ended_after": 0.3, "status": 0, "recorded": (event("allow"), event("rollback"))},
 )
-KEPT = (COMMIT, STOPPED, CANCEL, ERROR, TWO, DESTROYED, VANISHED)
+CRASHED = attrs.evolve(
+    STOPPED,
+    scene="server killed",
+    answers=(Answer(value={}, outcome="committed", job_id="job-2"),),
+    events=(event("allow"), event("start"), event("recovered", outcome="rolled_back")),
+    extra={"history": {"crash": 1}, "history_found": 0, "rebuilt": SITE},
+)
+FORWARD = attrs.evolve(
+    CRASHED,
+    events=(event("allow"), event("start"), event("commit", outcome="committed")),
+    after=SITE,
+    extra={**CRASHED.extra, "history_found": 1},
+)
+KEPT = (COMMIT, STOPPED, CANCEL, ERROR, TWO, DESTROYED, VANISHED, CRASHED, FORWARD)
 
 
 def broken(facts: Facts) -> list[str]:
@@ -176,9 +189,20 @@ PROVEN = "the audit carries the proof of death of each worker that ran"
         (with_extra(DESTROYED, read=Answer(value={"result": []})), "its state cannot be read again"),
         (with_extra(VANISHED, ended_after=None), "end of input ends the server"),
         (with_extra(VANISHED, status=1), "end of input ends the server"),
-        (with_extra(VANISHED, recorded=()), "in the audit file"),
-        (with_extra(VANISHED, recorded=(event("allow"), event("commit"), event("rollback"))), "in the audit file"),
-        (with_extra(VANISHED, recorded=(event("allow"), event("error"))), "in the audit file"),
+        (with_extra(VANISHED, recorded=()), "in the audit log"),
+        (with_extra(VANISHED, recorded=(event("allow"), event("commit"), event("rollback"))), "in the audit log"),
+        (with_extra(VANISHED, recorded=(event("allow"), event("error"))), "in the audit log"),
+        (attrs.evolve(CRASHED, after={**SITE, "site/index.html": "half"}), "after the crash every file"),
+        (with_extra(CRASHED, rebuilt=TREE), "after the crash every file"),
+        (attrs.evolve(CRASHED, after=SITE), "the audit has one terminal event"),
+        (attrs.evolve(FORWARD, after=TREE), "the audit has one terminal event"),
+        (with_extra(FORWARD, history_found=0), "the audit has one terminal event"),
+        (attrs.evolve(CRASHED, events=CRASHED.events[:-1]), "the audit has one terminal event"),
+        (attrs.evolve(CRASHED, events=(*CRASHED.events, CRASHED.events[-1])), "the audit has one terminal event"),
+        (attrs.evolve(CRASHED, events=(*CRASHED.events, event("allow", "job-2"))), "the audit has one terminal event"),
+        (attrs.evolve(CRASHED, alive=(WORKER,)), "whatever the killed server ran is gone"),
+        (attrs.evolve(CRASHED, seen=()), "whatever the killed server ran is gone"),
+        (with_extra(CRASHED, history={"crash": 2}), "session state counts"),
     ],
 )
 def test_a_broken_promise_is_noticed(facts: Facts, text: str) -> None:

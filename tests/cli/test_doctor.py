@@ -29,7 +29,7 @@ def test_everything_that_is_needed_works_here(cli: Command, tools: Path, workspa
     report = json.loads(ran.out)
     found = {check["name"]: check["status"] for check in report["checks"]}
     expected = dict.fromkeys(
-        ["python", "platform", "packages", "workspace", "exchange", "sandbox", "ladder", "workers"], "ok"
+        ["python", "platform", "packages", "workspace", "exchange", "state", "sandbox", "ladder", "workers"], "ok"
     )
     expected |= dict.fromkeys(["containment", "toolbox", "loading"], "ok")
     assert (ran.status, report["ok"], found) == (0, True, expected)
@@ -176,6 +176,20 @@ def test_toolboxes(tools: Path, workspace: Path) -> None:
     assert check.status == "warn"
     (check,) = doctor.check_toolbox(str(workspace / "none.py"))
     assert (check.status, check.facts) == ("fail", {"code": "TOOLBOX_INVALID"})
+
+
+def test_the_state_is_looked_at(cli: Command, tools: Path, workspace: Path, tmp_path: Path) -> None:
+    """A store that is not there yet or can be read is fine, none is a warning, a useless one a failure."""
+    assert "ok" == doctor.check_state(workspace, None).status
+    assert "warn" == doctor.check_state(workspace, "memory").status
+    cli("call", tools, "write", "target=a.txt", "text=x", "-w", workspace)
+    check = doctor.check_state(workspace, None)
+    assert ("ok", 0) == (check.status, check.facts["unfinished"])
+    strange = tmp_path / "strange.db"
+    strange.write_text("what somebody else has written, and a good deal of it")
+    check = doctor.check_state(workspace, str(strange))
+    assert ("fail", True) == (check.status, check.finding.startswith("STORE_FOREIGN: "))
+    assert "what somebody else has written, and a good deal of it" == strange.read_text()
 
 
 def test_sandbox() -> None:

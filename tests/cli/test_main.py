@@ -43,7 +43,8 @@ def test_help_imports_nothing_heavy() -> None:
     """The command line is declared without trio, rich tables, the MCP SDK or ztrio itself."""
     code = (
         "import sys; from ztrio_cli.main import main; main(['--help']); "
-        "print([name for name in ('trio', 'mcp', 'ztrio', 'pydantic', 'structlog') if name in sys.modules])"
+        "heavy = ('trio', 'mcp', 'ztrio', 'pydantic', 'structlog', 'sqlalchemy', 'alembic'); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

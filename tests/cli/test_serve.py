@@ -56,8 +56,9 @@ def test_a_client_is_served_until_it_is_gone(started: Started, tools: Path, work
     assert (workspace / "a.txt").read_text() == "x"
     logged = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     assert [entry["event"] for entry in logged] == ["serving", "ended"]
-    assert (logged[0]["audit"], logged[1]["status"]) == (str(workspace / ".ztrio" / "audit.jsonl"), 0)
-    assert (workspace / ".ztrio" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
+    assert (logged[0]["audit"], logged[1]["status"]) == (str(workspace / ".ztrio" / "state.db"), 0)
+    assert not (workspace / ".ztrio" / "audit.jsonl").exists()
+    assert (workspace / ".ztrio" / "state.db").stat().st_mode & 0o777 == 0o600
 
 
 def test_allow_is_a_limit(started: Started, tools: Path, workspace: Path) -> None:

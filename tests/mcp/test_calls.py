@@ -285,3 +285,29 @@ async def test_the_modern_era(serving: Serving) -> None:
                     if event.event == "rollback":
                         break
         assert "cancelled by client: enough" == event.cause
+
+
+async def test_a_repeated_call_gets_the_first_answer(serving: Serving) -> None:
+    """Under one key a call is done once: the same value, job and outcome again; other arguments are refused."""
+    async with serving() as served:
+        meta = {"ztrio/idempotency_key": "k"}
+        first = (await call(served.client, 1, "keep", {"value": [1]}, meta=meta))["result"]
+        again = (await call(served.client, 2, "keep", {"value": [1]}, meta=meta))["result"]
+        assert ("committed", first) == (first["_meta"]["ztrio/outcome"], again)
+        other = (await call(served.client, 3, "keep", {"value": [2]}, meta=meta))["result"]
+        error = other["structuredContent"]["error"]
+        assert ("IDEMPOTENCY_CONFLICT", "not_started") == (error["code"], other["_meta"]["ztrio/outcome"])
+        job = await resource(served.client, f"ztrio://jobs/{first['_meta']['ztrio/job_id']}")
+        assert ("committed", "k") == (job["outcome"], job["idempotency_key"])
+        assert ["allow", "start", "commit"] == await served.event_names(1)
+        assert [] == await served.event_names(2)
+
+
+@pytest.mark.parametrize("key", ["", 7, "\ud800", ["k"], "x" * 257])
+async def test_what_is_no_key(serving: Serving, key: Any) -> None:
+    """A key that is none is a wrong argument, answered like any other; null stands for no key."""
+    async with serving() as served:
+        answer = await call(served.client, 1, "keep", {"value": 1}, meta={"ztrio/idempotency_key": key})
+        assert "INVALID_ARGUMENTS" == answer["result"]["structuredContent"]["error"]["code"]
+        answer = await call(served.client, 2, "keep", {"value": 1}, meta={"ztrio/idempotency_key": None})
+        assert "committed" == answer["result"]["_meta"]["ztrio/outcome"]

@@ -13,8 +13,21 @@ import attrs
 import pytest
 
 from tests.kit.trees import Snapshot, listing, snapshot
-from tests.publication.crashes import JOB, NOBODY, TERMINAL, FileStore, Mounted, call, in_process, restart
+from tests.publication.crashes import (
+    JOB,
+    NOBODY,
+    TERMINAL,
+    FileStore,
+    Mounted,
+    SteppedOps,
+    Switch,
+    call,
+    in_process,
+    restart,
+)
 from ztrio.policies import Output
+from ztrio.publication.staging import Publisher
+from ztrio.publication.targets import resolve_output
 
 REPLACE_DIR = Output(kind="dir", existing="replace")
 OUTPUTS = {
@@ -131,6 +144,33 @@ def test_killed_at_every_step_of_a_call(place: Place, commit: bool) -> None:
         place.check()
     assert nth > 60
     assert ({"rolled_back", "committed"} if commit else {"rolled_back"}) == outcomes - {"not_started"}
+
+
+def prepare(workspace: Path, store: Path, nth: int) -> None:
+    """Only prepare a call, killed at the `nth` step, before the store has heard of it."""
+    switch = Switch(nth)
+    switch.armed = False
+    targets = [resolve_output(workspace, name, raw, policy) for name, (raw, policy) in OUTPUTS.items()]
+    publisher = Publisher(workspace, ops=SteppedOps(switch, Mounted(workspace / "p")))
+    publisher.sign(FileStore(store).store_id, durable=True)
+    switch.watch_interpreter()
+    switch.armed = True
+    publisher.prepare(JOB, targets, label={"tool": "build"}).close()
+
+
+def test_killed_while_it_is_prepared_and_not_stored_yet(place: Place) -> None:
+    """Rows are written without waiting: what is left of a call that has none is found and removed all the same."""
+    for nth in itertools.count(1):
+        place.populate()
+        status = in_process(partial(prepare, place.workspace, place.store, nth))
+        assert not recover(place)
+        assert place.before == place.look()
+        places = (place.workspace, place.workspace / "p")
+        assert [] == [name for folder in places for name in listing(folder) if name.startswith(".")], nth
+        if status == 0:
+            break
+        assert status == KILLED
+    assert nth > 30
 
 
 def test_recovery_killed_one_step_further_each_time(place: Place) -> None:

@@ -39,7 +39,7 @@ def test_what_only_looks_like_a_job_directory_is_left_alone(workspace: Path, sto
     for name, record in ((names[3], b"{"), (names[4], b'{"version": 9}')):
         (workspace / name).mkdir(0o700)
         (workspace / name / "recovery.json").write_bytes(record)
-    leave(workspace, None, "worker_running", outputs={}, work={}).close()
+    leave(workspace, None, "worker_running", external=True, outputs={}, work={}).close()
     (workspace / f".ztrio-job-{JOB}").rename(workspace / names[5])
     before = snapshot(workspace)
     kept: Any = store if durable else MemoryStore()

@@ -4,7 +4,7 @@ import hashlib
 import json
 import sqlite3
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,69 @@ async def test_export_and_verification_keep_memory_flat(tmp_path: Path) -> None:
     assert peaks[1] < 1.3 * peaks[0]
 
 
+async def test_newest_events_that_are_missing(tmp_path: Path) -> None:
+    """That the newest events are gone is seen by the calls that ended there; without any, by a head noted before."""
+    path = tmp_path / "state.db"
+    await fill(path)
+    async with open_store(path) as store:
+        await end(store, 21)
+    before = verified(path)
+    tamper(path, "DELETE FROM audit WHERE log_pos > 19")
+    found = verified(path)
+    assert (19, 19, 20) == (found.events, found.last, found.bad)
+    assert "event 20 is missing: a call ended at 21" == found.problem
+    tamper(path, "DELETE FROM jobs")
+    found = verified(path)
+    assert found.bad is None
+    assert found.head != before.head
+    with StoreReader.open(path) as reader:
+        assert [found.head.hex()] == [line["hash"] for line in reader.export(after=18)]
+
+
+async def test_an_export_can_be_cut(tmp_path: Path) -> None:
+    """By call, by name and by principal, forwards and backwards, more than is read at once."""
+    path = tmp_path / "state.db"
+    async with open_store(path) as store:
+        for number in range(1, 901):
+            odd = {"arguments": {"event": "deny"}} if number % 3 else {"reason": '"event":"deny"'}
+            store.record(event("deny" if number % 10 == 0 else "allow", number % 4, principal=f"p{number % 2}", **odd))
+    with StoreReader.open(path) as reader:
+        cases: list[tuple[dict[str, Any], Iterable[int]]] = [
+            ({}, range(1, 901)),
+            ({"event": "deny"}, range(10, 901, 10)),
+            ({"event": "DENY"}, ()),
+            ({"event": '"%'}, ()),
+            ({"job_id": "job_3"}, range(3, 901, 4)),
+            ({"principal": "p1", "job_id": "job_3", "event": "deny"}, ()),
+            ({"principal": "p0", "job_id": "job_2", "event": "deny"}, range(10, 901, 20)),
+        ]
+        for wanted, expected in cases:
+            positions = [found["log_pos"] for found in reader.export(**wanted)]
+            assert list(expected) == positions
+            assert positions[::-1] == [found["log_pos"] for found in reader.newest(**wanted)]
+        assert list(reader.newest())[::-1] == list(reader.export())
+        assert 900 == reader.last_position()
+
+
 # ---- retention
+
+
+async def test_what_was_said_last_holds(tmp_path: Path) -> None:
+    """How much is kept is written down: whoever opens the store next without saying keeps as much."""
+    path = tmp_path / "state.db"
+    await fill(path, 100)
+    with StoreReader.open(path) as reader:
+        assert Retention() == reader.retention()
+    said = Retention(age=1e9, events=10, size=10**6)
+    await fill(path, 0, retention=said)
+    async with open_store(path) as store:
+        assert list(range(91, 101)) == await kept(store)
+    await fill(path, 0, retention=Retention(size=None))
+    async with open_store(path) as store:
+        store.record(event("allow", 1))
+        assert list(range(91, 102)) == await kept(store)
+    with StoreReader.open(path) as reader:
+        assert Retention(size=None) == reader.retention()
 
 
 async def kept(store: SqlStore) -> list[int]:

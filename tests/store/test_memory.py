@@ -127,11 +127,13 @@ async def test_a_faulty_store_fails_where_it_was_told() -> None:
 
 
 async def test_a_faulty_store_stalls_where_it_was_told(autojump_clock: trio.testing.MockClock) -> None:
-    """A stalled operation never ends, until it is cancelled; what is not awaited cannot stall."""
+    """A stalled operation never ends, until it is cancelled, or never happens; what blocks cannot stall."""
     store = FaultyStore(stall=("insert_job",))
     with trio.move_on_after(1000) as scope:
         await store.insert_job(job_row(1))
     assert scope.cancelled_caught
-    with pytest.raises(ValueError, match="insert_job"):
-        store.insert_job_nowait(job_row(1))
+    store.insert_job_nowait(job_row(1))
     assert await store.job("job_1") is None
+    store.stall = {"session"}
+    with pytest.raises(ValueError, match="session"):
+        store.read_session("ann", "default")

@@ -70,7 +70,7 @@ async def test_staging_cannot_be_made(tmp_path: Path, autojump_clock: trio.testi
         log,
     ):
         with pytest.raises(ztrio.OutputRefused) as caught:
-            await supervisor.call("count")
+            await supervisor.call("export", {"out": "out"})
         assert ("OUTPUT_NOT_WRITABLE", Outcome.NOT_STARTED) == (caught.value.code, caught.value.outcome)
         assert ["allow", "deny"] == log.names()
         await nothing_left(supervisor, tmp_path)
@@ -161,12 +161,12 @@ async def test_session_tool_waits_its_turn(tmp_path: Path, autojump_clock: trio.
 
 
 async def test_session_tool_without_a_store(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """A store that fails before a session tool did anything: allow, deny."""
+    """A store that does not take the row of a session tool's call: deny."""
     store = FaultyStore(fail={"insert_job": OSError("gone")})
     async with opened(tmp_path, store=store) as (supervisor, log):
         with pytest.raises(ztrio.StoreUnavailable) as caught:
             await supervisor.call("session_open")
-        assert (["allow", "deny"], Outcome.NOT_STARTED) == (log.names(), caught.value.outcome)
+        assert (["deny"], Outcome.NOT_STARTED) == (log.names(), caught.value.outcome)
         await nothing_left(supervisor, tmp_path)
 
 

@@ -51,6 +51,12 @@ def build(site: Folder) -> None:
     site.mkdir()
 
 
+@toolbox.tool(capability="write", queue_timeout=10.0, timeout=5.0)
+def found(site: Annotated[Path, Output(kind="dir")]) -> None:
+    """Make a directory that must not exist yet."""
+    site.mkdir()
+
+
 @toolbox.tool(capability="destructive", effects="external", queue_timeout=10.0, timeout=5.0)
 def mail(to: str = "somebody") -> None:
     """Send what cannot be called back."""

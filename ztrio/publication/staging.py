@@ -112,8 +112,9 @@ class Staging:
         self._publication = Publication(workspace, ops, limits, self._slots)
         # Whether the tool has effects elsewhere; known when `make` begins.
         self._external = False
-        # These three are complete when `make` returns and never change after that.
+        # Set when the workspace's job directory is there.
         self._recovery: RecoveryFile | None = None
+        # These two are complete when `make` returns and never change after that.
         self._replacement = Replacement(())
         self._paths: dict[str, str] = {}
 
@@ -146,6 +147,8 @@ class Staging:
         """The work of `Publisher.prepare`, which cleans up after it."""
         self._external = bool(label.get("external"))
         home = self._make_home()
+        self._recovery = RecoveryFile(self._ops, home.fd, {"job_id": self._job_id, **label})
+        self._announce(home, targets)
         budget = Budget(self._limits.max_bytes, self._limits.max_entries)
         for target in targets:
             try:
@@ -160,8 +163,18 @@ class Staging:
         self._replacement = Replacement(
             (slot.path, os.path.relpath(slot.path, self._workspace), slot.public) for slot in self._slots
         )
-        self._recovery = RecoveryFile(self._ops, home.fd, {"job_id": self._job_id, **label})
         self.record("preparing")
+
+    def _announce(self, home: JobDirectory, targets: Sequence[Target]) -> None:
+        """Note where something may be made outside of the workspace's own job directory, before it is.
+
+        The store may not have the call yet, and then whoever comes after a crash has nothing else to go by.
+        """
+        beside = dict.fromkeys(str(target.path) for target in targets if len(target.parts) > 1)
+        if beside:
+            assert self._recovery is not None
+            places = journal_of(self._job_id, self._workspace, (), (home.path, *beside), external=self._external)
+            self._recovery.write("preparing", described(places, ()))
 
     def record(self, phase: str, **facts: Any) -> None:
         """Note in `recovery.json` that a phase is reached; a call without outputs has none, having nothing to recover.

@@ -24,7 +24,8 @@ class FaultyStore(MemoryStore):
             `write_intent`, `finish`, `abort`, `recovered`, `need_recovery`, `record`. With `advance:<phase>` only that
             step fails, with `finish:<event>`, `recovered:<event>` and `record:<event>` only the one of that event. The
             variants that block or do not wait have the name of the one that does.
-        stall: Operations, named the same way, that never end; of those that are awaited.
+        stall: Operations, named the same way, that never end. What is not waited for is taken and never done; what
+            blocks cannot stall.
         before: Called with the name of each operation before it runs; for what somebody else does at that instant.
         now: The wall clock.
 
@@ -71,8 +72,8 @@ class FaultyStore(MemoryStore):
         await super().insert_job(row)
 
     def insert_job_nowait(self, row: JobRow) -> None:
-        self._strike("insert_job")
-        super().insert_job_nowait(row)
+        if self._takes("insert_job"):
+            super().insert_job_nowait(row)
 
     async def claim(self, row: JobRow) -> Claim:
         await self._step("claim")
@@ -83,8 +84,8 @@ class FaultyStore(MemoryStore):
         await super().advance(job_id, phase, **facts)
 
     def advance_nowait(self, job_id: str, phase: str, **facts: Any) -> None:
-        self._strike("advance", phase)
-        super().advance_nowait(job_id, phase, **facts)
+        if self._takes("advance", phase):
+            super().advance_nowait(job_id, phase, **facts)
 
     def write_intent(self, job_id: str, journal: bytes) -> None:
         self._strike("write_intent")
@@ -95,8 +96,8 @@ class FaultyStore(MemoryStore):
         await super().finish(end)
 
     def finish_nowait(self, end: JobEnd) -> None:
-        self._strike("finish", end.event.event)
-        super().finish_nowait(end)
+        if self._takes("finish", end.event.event):
+            super().finish_nowait(end)
 
     async def abort(self, job_id: str) -> None:
         await self._step("abort")
@@ -123,12 +124,21 @@ class FaultyStore(MemoryStore):
             if name in self.fail:
                 raise self.fail[name]
 
-    def _strike(self, operation: str, detail: str | None = None) -> None:
-        for name in self._called(operation, detail):
+    def _strike(self, operation: str) -> None:
+        for name in self._called(operation, None):
             if name in self.stall:
-                raise ValueError(f"{name} is not awaited, so it cannot stall")
+                raise ValueError(f"{name} blocks, so it cannot stall")
             if name in self.fail:
                 raise self.fail[name]
+
+    def _takes(self, operation: str, detail: str | None = None) -> bool:
+        """Whether an operation that nobody waits for is done."""
+        for name in self._called(operation, detail):
+            if name in self.stall:
+                return False
+            if name in self.fail:
+                raise self.fail[name]
+        return True
 
     def _called(self, operation: str, detail: str | None) -> list[str]:
         names = [operation] if detail is None else [f"{operation}:{detail}", operation]

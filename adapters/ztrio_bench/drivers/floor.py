@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ztrio_bench import workload
 from ztrio_bench.drivers.kit import EXPECTED, Listener, Samples, Unsupported, judge, now, pss, supported
+from ztrio_bench.drivers.syncs import bare
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "cancel", "orphans", "stall", "memory", "stdio")
+CASES = ("call", "publication", "cancel", "orphans", "stall", "memory", "stdio")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -41,6 +43,19 @@ def _fork_exit_wait(request: dict[str, Any], samples: Samples) -> None:
 
     samples.facts["what"] = "fork, exit, wait"
     _repeat(request, once)
+
+
+def _write_sync(request: dict[str, Any], samples: Samples) -> None:
+    with (Path(request["folder"]) / "synced").open("ab", buffering=0) as file:
+
+        def once() -> None:
+            file.write(bytes(4096))
+            start = now()
+            os.fsync(file.fileno())
+            samples.add("latency", now() - start)
+
+        _repeat(request, once)
+    samples.facts["what"] = "one fsync"
 
 
 def _killpg_reap(request: dict[str, Any], samples: Samples) -> None:
@@ -175,14 +190,15 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - the same
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Do one round."""
-    supported(request, CASES)
+    supported(request, CASES, durable=True)
     if request["variant"] == "daemon":
         raise Unsupported("killpg does not reach a daemon")
     if request["variant"] in ("launcher", "fork-server"):
         raise Unsupported(f"it has no {request['variant']}")
     samples = Samples()
     steps = {
-        "call": _fork_exit_wait,
+        "call": _write_sync if request["variant"] == "durable" else _fork_exit_wait,
+        "publication": bare,
         "cancel": _killpg_reap,
         "orphans": _parent_death,
         "stall": _idle_loop,

@@ -262,10 +262,12 @@ def version_of(distribution: str) -> str:
         return "source tree"
 
 
-def supported(request: dict[str, Any], cases: Iterable[str], *, files: bool = True) -> None:
-    """Refuse a case that the driver does not have, or that needs files and sessions where there are none."""
+def supported(request: dict[str, Any], cases: Iterable[str], *, files: bool = True, durable: bool = False) -> None:
+    """Refuse a case that the driver does not have, or that needs files, sessions or durability where there is none."""
     if not files and (request["case"], request["variant"]) == ("call", "file"):
         raise Unsupported("it knows neither outputs nor sessions")
+    if not durable and (request["case"], request.get("variant")) == ("call", "durable"):
+        raise Unsupported("it has no durable transactions")
     # A `host` is what the driver of the case `orphans` starts.
     if {"host": "orphans"}.get(request["case"], request["case"]) not in cases:
         raise Unsupported(f"it has nothing that corresponds to {request['case']}")

@@ -1,24 +1,27 @@
-"""ztrio itself, as a program would embed it: a supervisor on a workspace of its own, the store in memory."""
+"""ztrio itself, as a program would embed it: a supervisor on a workspace of its own.
+
+The store is in memory, except where durability is measured.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import trio
 
 import ztrio
-from ztrio_bench.drivers import orphans, stdio
+from ztrio_bench.drivers import orphans, publication, stdio
 from ztrio_bench.drivers.flow_trio import Caller, run_round
 from ztrio_bench.drivers.kit import Samples, now, supported, version_of
 from ztrio_bench.toolbox import toolbox
 
 __all__ = ["hello", "run"]
 
-CASES = ("call", "throughput", "cancel", "timeout", "stall", "memory", "orphans", "stdio")
+CASES = ("call", "publication", "throughput", "cancel", "timeout", "stall", "memory", "orphans", "stdio")
 SERVE = "import sys; from ztrio_cli.main import main; sys.exit(main())"
 
 
@@ -61,9 +64,16 @@ async def _open(request: dict[str, Any], backend: Any) -> AsyncIterator[Caller]:
     options = {name: request[name] for name in ("backend", "containment", "sandbox") if request.get(name)}
     if backend is not None:
         options["backend"] = backend
-    async with ztrio.open_supervisor(
-        toolbox, workspace=workspace, settings=ztrio.Settings(workers=128, start_bound=90.0), **options
-    ) as supervisor:
+    async with AsyncExitStack() as stack:
+        if request["variant"] == "durable":
+            from ztrio_sql import open_store  # noqa: PLC0415 - the other cases are measured without a database
+
+            options["store"] = await stack.enter_async_context(open_store(Path(request["folder"]) / "state.db"))
+        supervisor = await stack.enter_async_context(
+            ztrio.open_supervisor(
+                toolbox, workspace=workspace, settings=ztrio.Settings(workers=128, start_bound=90.0), **options
+            )
+        )
         yield _Ztrio(supervisor)
 
 
@@ -79,7 +89,9 @@ def run(request: dict[str, Any], *, backend: Any = None) -> dict[str, Any]:
         request: The controller's request.
         backend: A factory of backends to use instead of the one that the request names.
     """
-    supported(request, CASES)
+    supported(request, CASES, durable=True)
+    if request["case"] == "publication":
+        return publication.durable(request)
     if request["case"] == "stdio":
         workspace = Path(request["folder"]) / "workspace"
         workspace.mkdir(exist_ok=True)

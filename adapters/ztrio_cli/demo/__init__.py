@@ -19,6 +19,7 @@ from mcp.shared.exceptions import MCPError
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, note
 from ztrio_cli.demo import scenes
 from ztrio_cli.demo.client import serve, transport
+from ztrio_cli.demo.crash import server_killed
 from ztrio_cli.demo.report import Report, show
 
 __all__ = ["example_folder", "play", "run", "server_command"]
@@ -96,4 +97,8 @@ async def play(command: Sequence[str], workspace: Path, log: Path, talk: bool) -
                 note(f"{(scene.__doc__ or '').splitlines()[0]}")
             with trio.fail_after(SCENE):
                 reports.append(Report.of(await scene(stage)))
+    if talk:
+        note((server_killed.__doc__ or "").splitlines()[0])
+    with trio.fail_after(SCENE):
+        reports.append(Report.of(await server_killed(command, workspace, log)))
     return reports

@@ -127,7 +127,13 @@ class Answer:
 
 
 async def call(
-    client: Client, tool: str, arguments: dict[str, Any], *, timeout: float | None = None, on_progress: Any = None
+    client: Client,
+    tool: str,
+    arguments: dict[str, Any],
+    *,
+    timeout: float | None = None,
+    key: str | None = None,
+    on_progress: Any = None,
 ) -> Answer:
     """Call a tool and take the answer apart.
 
@@ -136,9 +142,11 @@ async def call(
         tool: Name of the tool.
         arguments: Its arguments, `session` among them.
         timeout: Seconds for `_meta["ztrio/timeout"]`.
+        key: `_meta["ztrio/idempotency_key"]`.
         on_progress: Async callback with (progress, total, message).
     """
-    meta: Any = None if timeout is None else {"ztrio/timeout": timeout}
+    wanted = {"ztrio/timeout": timeout, "ztrio/idempotency_key": key}
+    meta: Any = {name: value for name, value in wanted.items() if value is not None} or None
     result = await client.call_tool(tool, arguments, progress_callback=on_progress, meta=meta)
     content = result.structured_content if isinstance(result.structured_content, dict) else {}
     facts: dict[str, Any] = dict(result.meta or {})

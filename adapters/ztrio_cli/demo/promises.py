@@ -187,7 +187,7 @@ def _server_gone(facts: Facts) -> Promise:
 
 
 def _one_terminal_event(facts: Facts) -> Promise:
-    """From the file: every accepted call of the whole demo has exactly one terminal event."""
+    """From the store: every accepted call of the whole demo has exactly one terminal event."""
     recorded = sequences(facts.extra["recorded"])
     reads = {event["execution_job_id"] for event in facts.extra["recorded"] if event.get("capability") == "read"}
     odd = {
@@ -196,9 +196,30 @@ def _one_terminal_event(facts: Facts) -> Promise:
         if job and sum(name in TERMINAL or (name == "error" and job in reads) for name in names) != 1
     }
     evidence = f"{len(recorded)} calls, {odd or 'all with one'}"
-    return Promise(
-        "in the audit file every call of this demo has exactly one end", bool(recorded) and not odd, evidence
-    )
+    return Promise("in the audit log every call of this demo has exactly one end", bool(recorded) and not odd, evidence)
+
+
+def _old_or_new(facts: Facts) -> Promise:
+    text = "after the crash every file is as before, or every file is as the call left it"
+    new = facts.extra["rebuilt"]
+    found = "as before" if facts.after == facts.before else "as the call left them" if facts.after == new else "mixed"
+    return Promise(text, found != "mixed" and facts.before != new, found)
+
+
+def _crash_told(facts: Facts) -> Promise:
+    text = "the audit has one terminal event for the killed call, and files and session state agree with it"
+    jobs = {event["execution_job_id"] for event in facts.events}
+    ends = [str(event.get("outcome")) for event in facts.events if event["event"] in TERMINAL]
+    state = "committed" if facts.extra["history_found"] else "rolled_back"
+    files = "rolled_back" if facts.after == facts.before else "committed"
+    evidence = f"{len(jobs)} call, audit {ends}, files {files}, state {state}"
+    return Promise(text, len(jobs) == 1 and ends == [state] == [files], evidence)
+
+
+def _nothing_runs(facts: Facts) -> Promise:
+    alive = ", ".join(str(process.pid) for process in facts.alive)
+    text = "whatever the killed server ran is gone"
+    return Promise(text, bool(facts.seen) and not alive, alive or f"{[process.pid for process in facts.seen]} gone")
 
 
 _DISCARDED = (_untouched, _no_leftovers, _proof)
@@ -267,6 +288,15 @@ PROMISES: Mapping[str, tuple[Check, ...]] = {
         *_KILLED,
         _server_gone,
         _one_terminal_event,
+        _in_time,
+    ),
+    "server killed": (
+        _answers("committed"),
+        _old_or_new,
+        _crash_told,
+        _nothing_runs,
+        _no_leftovers,
+        _history({"crash": 1}),
         _in_time,
     ),
 }

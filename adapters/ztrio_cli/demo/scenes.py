@@ -14,12 +14,10 @@ import trio
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
-from ztrio_cli.audit_log import Damage, JsonLines
 from ztrio_cli.demo.client import Answer, Server, audit_events, call
 from ztrio_cli.demo.facts import Facts
 from ztrio_cli.demo.observe import job_directories, read_tree, still_alive, unfinished_charts
 from ztrio_cli.demo.observer import PATIENCE, Observer, observing, page_state
-from ztrio_cli.workspace import audit_file
 
 __all__ = ["SCENES", "Stage", "client_vanishes"]
 
@@ -283,11 +281,12 @@ async def _build_until_gone(stage: Stage) -> None:
 
 
 def _recorded(workspace: Path) -> list[dict[str, Any]]:
-    """The audit file; a damaged line stands in it as an event that no check accepts."""
-    with JsonLines(audit_file(workspace)) as lines:
-        return [
-            {"event": "damaged", "execution_job_id": f"line {item.line}", "seq": 0}
-            if isinstance(item, Damage)
-            else item
-            for item in lines.poll()
-        ]
+    """The audit log in the store; a bad link of its hash chain stands in it as an event that no check accepts."""
+    from ztrio_sql import StoreReader
+
+    with StoreReader.open(workspace / ".ztrio" / "state.db") as reader:
+        events = list(reader.export())
+        problem = reader.verify().problem
+    if problem is not None:
+        events.append({"event": "damaged", "execution_job_id": problem, "seq": 0})
+    return events
