@@ -10,7 +10,7 @@ Layers, each importing only what stands below it:
     jobs                                a call in flight
     publication, workers, store, sessions, limits, audit_file, policy
     reloading                           a toolbox again, from disk
-    loading, tools, schema, policies, audit
+    loading, tools, binding, schema, policies, audit
     calls, errors, plain                pure: no trio
 
 What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first
