@@ -13,7 +13,7 @@ Layers, each importing only what stands below it:
     publication, workers, memory_store, sessions, limits, audit_file, policy
     store, locks
     reloading                           a toolbox again, from disk
-    loading, tools, schema, policies, audit
+    loading, tools, binding, schema, policies, audit
     calls, errors, plain, redaction     pure: no trio
 
 What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first

@@ -60,7 +60,7 @@ _LIMITS: Final = (
     _Limit("a tool with children ends like one without", ("cancel", "forking", "ztrio", "resume"), _SLEEPING, 8),
     _Limit("a tool with a daemon ends like one without", ("cancel", "daemon", "ztrio", "resume"), _SLEEPING, 8),
     _Limit(
-        "a cancel costs a small multiple of killpg and wait", _SLEEPING, ("cancel", "sleeping", "floor", "resume"), 100
+        "a cancel costs a small multiple of killpg and wait", _SLEEPING, ("cancel", "sleeping", "floor", "resume"), 30
     ),
     _Limit("a timeout ends a call like a cancel", ("timeout", "sleeping", "ztrio", "overshoot"), _SLEEPING, 8),
     _Limit(
@@ -73,7 +73,7 @@ _LIMITS: Final = (
         "a call costs a small multiple of fork and wait",
         ("call", "trivial", "ztrio", "latency"),
         ("call", "trivial", "floor", "latency"),
-        60,
+        20,
         zygote=True,
     ),
     _Limit(
@@ -92,13 +92,13 @@ _LIMITS: Final = (
         "a worker is not much larger than an interpreter",
         ("memory", "16", "ztrio", "beyond"),
         ("memory", "16", "floor", "beyond"),
-        5,
+        4,
     ),
     _Limit(
         "a round trip is like that of the SDK's own server",
         ("stdio", "empty", "ztrio", "latency"),
         ("stdio", "empty", "mcp-sdk", "latency"),
-        4,
+        3,
     ),
 )
 

@@ -65,12 +65,13 @@ async def test_internal_failure(tmp_path: Path, autojump_clock: trio.testing.Moc
 
 async def test_staging_cannot_be_made(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     """A disk that has no room for the job directory's file refuses the call before anything ran."""
+    arguments = fill(tmp_path)
     async with opened(tmp_path, ops=FaultyOps("write_file", OSError(28, "No space left on device"))) as (
         supervisor,
         log,
     ):
         with pytest.raises(ztrio.OutputRefused) as caught:
-            await supervisor.call("export", {"out": "out"})
+            await supervisor.call("publish", arguments)
         assert ("OUTPUT_NOT_WRITABLE", Outcome.NOT_STARTED) == (caught.value.code, caught.value.outcome)
         assert ["allow", "deny"] == log.names()
         await nothing_left(supervisor, tmp_path)

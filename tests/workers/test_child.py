@@ -229,8 +229,8 @@ def test_a_rehearsal_leaves_nothing_behind(
     else:
         monkeypatch.setattr("ztrio.workers.linux.create_ruleset", lambda: os.open("/nowhere", os.O_RDONLY))
     before = (dict(os.environ), Path.cwd(), os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        Rehearsal().run(inside.channel)
+    for simple in (True, False):
+        Rehearsal(simple=simple).run(inside.channel)
     assert before == (dict(os.environ), Path.cwd(), os.listdir("/proc/self/fd"))
     (inside.place / "file").touch()
     inside.theirs.close()

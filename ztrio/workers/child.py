@@ -17,10 +17,11 @@ from typing import Any, Final, NoReturn
 
 import attrs
 
+from ztrio.binding import Binding
 from ztrio.errors import ZtrioError
 from ztrio.loading import FunctionRef, ModuleRef, load_function, load_module
 from ztrio.plain import NotPlain, decode, encode, plain
-from ztrio.schema import Schema, describe
+from ztrio.schema import describe
 from ztrio.tools import ToolContext
 from ztrio.workers.child_channel import Channel
 from ztrio.workers.failures import MAX_REASON, encodable, safe_str, tool_failure
@@ -48,13 +49,13 @@ class Prepared:
 
     Args:
         function: The tool's function.
-        schema: Its validators.
+        binding: What is known of its types.
         context: Name of the parameter that receives the `ToolContext`, or None.
         is_async: Whether it is a coroutine function.
     """
 
     function: Callable[..., Any]
-    schema: Schema
+    binding: Binding
     context: str | None
     is_async: bool
 
@@ -187,13 +188,18 @@ def load(boot: Boot, tools: Tools, loaded: Callable[[str], None] = lambda _: Non
     return None
 
 
-def prepare(function: Callable[..., Any]) -> Prepared:
-    """Look at a tool's signature and build its validators."""
+def prepare(function: Callable[..., Any], *, simple: bool | None = None) -> Prepared:
+    """Look at a tool's signature and build what validators it needs.
+
+    Args:
+        function: The tool's function.
+        simple: Whether it needs none; found out when omitted.
+    """
     is_async = inspect.iscoroutinefunction(function)
     if is_async:
         import trio  # noqa: F401, PLC0415 - only async tools need it, and they do so here already
     parameters = describe(function)
-    return Prepared(function, Schema(function, parameters), parameters.context, is_async)
+    return Prepared(function, Binding(function, parameters, simple=simple), parameters.context, is_async)
 
 
 def run_request(request: Request, channel: Channel, tools: Tools) -> Result | Failure:
@@ -230,11 +236,11 @@ def run_request(request: Request, channel: Channel, tools: Tools) -> Result | Fa
             request_id=decode(request.request_id),
             report=channel.report,
         )
-        arguments = tool.schema.bind(decode(request.arguments))
+        arguments = tool.binding.bind(decode(request.arguments))
         if tool.context is not None:
             arguments[tool.context] = context
         value = _call_async(function, arguments) if tool.is_async else function(**arguments)
-        return _result(request, tool.schema.result(value), context.session)
+        return _result(request, tool.binding.result(value), context.session)
     except Stopped:
         raise
     except ZtrioError as error:

@@ -115,7 +115,7 @@ class ForkServer:
         if self._rung == "pidns":
             child.leave_on_term()
         prepare_for_reseeding()
-        self._rehearsal = Rehearsal()
+        self._rehearsal = Rehearsal(simple=all(tool.binding.simple for tool in self._tools.values()))
         mute = Channel(-1)
         for _ in range(_REHEARSALS):
             self._rehearsal.run(mute)

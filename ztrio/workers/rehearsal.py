@@ -29,11 +29,15 @@ _MOST: Final = 1000  # bytes of result and state
 
 
 class Rehearsal:
-    """A call that can be gone through again and again."""
+    """A call that can be gone through again and again.
 
-    def __init__(self) -> None:
+    Args:
+        simple: Whether to rehearse a tool whose types need no type library.
+    """
+
+    def __init__(self, *, simple: bool) -> None:
         name = _nothing.__name__
-        self._tools: Tools = {(__name__, name): prepare(_nothing)}
+        self._tools: Tools = {(__name__, name): prepare(_nothing, simple=simple)}
         request = Request(
             job_id=name,
             tool=name,
