@@ -1,6 +1,7 @@
 """What every test gets: a temporary place of its own, and the proof that it left nothing behind."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from ztrio.testing.leaks import LeakProbe
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A run that a shell put in the background ignores Ctrl-C, and so would every process of these tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
