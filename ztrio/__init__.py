@@ -2,18 +2,20 @@
 
 Layers, each importing only what stands below it:
 
-    opening                             open_supervisor: what a supervisor runs on
+    management, opening                 how an operator reaches it; open_supervisor: what it runs on
     supervisor                          Supervisor: calls, questions, closing
     admission                           allow or refuse
     execution, reads, session_tools     one call, from the queue to its terminal event
     preparation, commit, ending, idempotency, restart
                                         what decides its effects, and those of calls repeated or cut short
     jobs                                a call in flight
-    findings                            what was left of those, in words
-    publication, workers, memory_store, sessions, limits, audit_file, policy
+    findings, tracking                  what was left of those, in words; calls that nobody knows about, under trio
+    publication, workers, memory_activity, memory_store, sessions, limits, audit_file, policy
     store, locks
+    activity                            what is stored of pending calls
     reloading                           a toolbox again, from disk
     loading, tools, binding, schema, policies, audit
+    pending                             calls of which nobody knows whether they happened; pure as well
     calls, errors, plain, redaction     pure: no trio
 
 What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first
@@ -28,16 +30,19 @@ from ztrio.errors import (
     AlreadyInUse,
     AnswerNotKept,
     Busy,
+    CallGated,
     CommitFailed,
     IdempotencyConflict,
     InvalidArguments,
     LimitExceeded,
+    NotSent,
     OutputConflict,
     OutputRefused,
     OutputRejected,
     PermissionDenied,
     QueueFull,
     QueueTimeout,
+    RegistryFull,
     SessionDestroyedError,
     SessionNotFound,
     ShuttingDown,
@@ -46,6 +51,7 @@ from ztrio.errors import (
     ToolboxError,
     ToolError,
     ToolTimeout,
+    UnknownCall,
     Unresolved,
     UnsupportedPlatform,
     WorkerFailed,
@@ -84,6 +90,7 @@ __all__ = [
     "AuditEvent",
     "Busy",
     "CallContext",
+    "CallGated",
     "CallResult",
     "Capability",
     "Cause",
@@ -94,6 +101,7 @@ __all__ = [
     "LimitExceeded",
     "Limits",
     "MemoryStore",
+    "NotSent",
     "Outcome",
     "Output",
     "OutputConflict",
@@ -104,6 +112,7 @@ __all__ = [
     "Principal",
     "QueueFull",
     "QueueTimeout",
+    "RegistryFull",
     "SessionDestroyedError",
     "SessionNotFound",
     "Settings",
@@ -117,6 +126,7 @@ __all__ = [
     "ToolTimeout",
     "Toolbox",
     "ToolboxError",
+    "UnknownCall",
     "Unresolved",
     "UnsupportedPlatform",
     "View",

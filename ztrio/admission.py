@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -32,6 +32,7 @@ from ztrio.execution import Execution
 from ztrio.idempotency import Duplicate, KeyedCall, Keys, Runnable, check_key, digest_of
 from ztrio.jobs import Job, Runtime
 from ztrio.limits import Key
+from ztrio.pending import reconcile_ids
 from ztrio.plain import digest
 from ztrio.policy import Policy
 from ztrio.publication.targets import Target, refuse_overlap, resolve_input, resolve_output
@@ -118,6 +119,7 @@ class Admission:
         capped: bool,
         closing: bool,
         idempotency_key: str | None = None,
+        reconciles: Sequence[str] = (),
     ) -> Job | Duplicate:
         """Accept a call and give it its place in the queue, or refuse it. See `Supervisor.call`.
 
@@ -139,6 +141,7 @@ class Admission:
             values = tool.schema.validate(arguments)
             seconds = _limit("timeout", timeout, tool.timeout, tool.max_timeout if capped else math.inf)
             patience = _limit("queue_timeout", queue_timeout, tool.queue_timeout, math.inf)
+            named = reconcile_ids(reconciles) if reconciles != () else ()
             identity, refusal = None, None
             if idempotency_key is not None:
                 identity = (check_key(idempotency_key), digest_of(values, session))
@@ -153,12 +156,15 @@ class Admission:
                     raise
                 targets, refusal = (), error
             self._have_room(tool)
+            if identity is None and tool.capability is not Capability.READ and tool.name not in SESSION_TOOLS:
+                self._runtime.own_calls.refuse_gated(job_id, tool.name, str(tool.capability), context)
             row = _row(job_id, tool, context, session, targets, *identity or (None, None))
             stored = identity is None and self._remember(tool, row)
         except ZtrioError as error:
             self._deny(job_id, tool_name, tool, session, context, error)
             raise
         job = self._accept(tool, context, values, targets, seconds, patience, on_progress, row, stored=stored)
+        job.reconciles = named
         if identity is None:
             self._allow(job)
         else:
@@ -203,7 +209,17 @@ class Admission:
         while self._active:
             await self._idle.wait()
 
+    def read_tools(self, context: CallContext, server: str) -> list[str]:
+        """The tools that only read and that a caller may use now, if `server` is this toolbox."""
+        if server != self._runtime.own_calls.server:
+            return []
+        reads = (tool for tool in self._toolbox if tool.capability is Capability.READ)
+        return [tool.name for tool in reads if self._policy is None or self._policy(context, tool) is None]
+
     def _permit(self, tool: Tool, context: CallContext) -> None:
+        view, capability = context.view, tool.capability
+        if capability not in view.tiers or (view.read_only and capability is not Capability.READ):
+            raise PermissionDenied(f"{tool.name}: this caller may not use {capability} tools. Nothing ran.")
         reason = None if self._policy is None else self._policy(context, tool)
         if reason is not None:
             raise PermissionDenied(f"{tool.name}: {reason}. Nothing ran; ask the operator.")

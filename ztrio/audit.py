@@ -26,8 +26,8 @@ from ztrio.redaction import Redactor, redacted_text, redacted_values
 
 __all__ = ["EVENTS_PER_CALL", "AuditBus", "AuditEvent", "AuditStatistics", "Subscription", "may_see"]
 
-EVENTS_PER_CALL: Final = 8
-"""An upper bound of the events of one call: the longest sequence has six, `commit_unanswered` and `gap` come on top."""
+EVENTS_PER_CALL: Final = 16
+"""An upper bound of the events of one call: six at most, then `commit_unanswered`, `pending_call`, …."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class AuditEvent:
     Args:
         event: What happened: `allow`, `deny`, `start`, `timeout`, `cancel`, `error`, `worker_terminated`, `commit`,
             `rollback`, `completed`, `queue_timeout`, `unresolved`, `settled`, `recovered`, `commit_unanswered`, `gap`.
-        execution_job_id: The call's id; empty for `gap`.
+        execution_job_id: The call's id; empty for `gap` and the others that have `pending`.
         tool: Name of the tool.
         session: The caller's name for the session.
         principal: Id of who called.
@@ -65,6 +65,7 @@ class AuditEvent:
         sandbox: What keeps the worker from writing elsewhere, on `start`: `landlock`, `unavailable` or `off`.
         kept: Paths that a rollback left in place because somebody else had changed them.
         missed: How many events a viewer lost, on `gap`.
+        pending: What happened to a pending call, on `pending_call`: `call_id`, `server`, `step`, `state`, ….
     """
 
     event: str
@@ -94,6 +95,7 @@ class AuditEvent:
     sandbox: str | None = None
     kept: tuple[str, ...] | None = None
     missed: int | None = None
+    pending: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object: `seq`, `event`, then what is known; absent facts are left out."""
@@ -263,8 +265,7 @@ class AuditBus:
 
         Every event passes here before anybody sees it, so this is where secrets are taken out.
         """
-        if numbered:
-            self._seq += 1
+        self._seq += numbered
         return attrs.evolve(
             event,
             **self._without_secrets(event),

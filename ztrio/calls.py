@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -33,15 +33,31 @@ class Principal:
     id: str
 
 
+ALL_TIERS: Final = frozenset({"read", "write", "destructive"})
+"""Every permission there is."""
+
+
 @attrs.frozen
 class View:
     """What the caller may see and do *now*; asked anew at each decision, never remembered.
 
     Args:
-        admin: Sees every principal's jobs and audit events.
+        admin: Sees every principal's jobs, calls and audit events. Never true of a confined caller.
+        servers: The upstream servers that it can see, or None for all.
+        tiers: What it may call. Each is a permission of its own, none includes another.
+        read_only: Whether it is in read-only mode, in which nothing can be changed, not even cancelled.
+        confined: Whether it is an anonymous caller that is confined to a profile.
     """
 
     admin: bool = False
+    servers: frozenset[str] | None = None
+    tiers: frozenset[str] = ALL_TIERS
+    read_only: bool = False
+    confined: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.confined:
+            object.__setattr__(self, "admin", False)
 
 
 @attrs.frozen
@@ -95,9 +111,11 @@ class CallResult:
         job_id: The call's id.
         outcome: `COMMITTED`, or `COMPLETED` for a read.
         targets: Parameter name → the published path, absolute.
+        warning: What would have kept the call from being made, had the gate been set to `enforce`; None for nothing.
     """
 
     value: Any
     job_id: str
     outcome: Outcome
     targets: Mapping[str, str] = attrs.field(factory=dict)
+    warning: Mapping[str, Any] | None = None

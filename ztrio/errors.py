@@ -16,10 +16,12 @@ __all__ = [
     "AlreadyInUse",
     "AnswerNotKept",
     "Busy",
+    "CallGated",
     "CommitFailed",
     "IdempotencyConflict",
     "InvalidArguments",
     "LimitExceeded",
+    "NotSent",
     "Outcome",
     "OutputConflict",
     "OutputRefused",
@@ -27,6 +29,7 @@ __all__ = [
     "PermissionDenied",
     "QueueFull",
     "QueueTimeout",
+    "RegistryFull",
     "SessionDestroyedError",
     "SessionNotFound",
     "ShuttingDown",
@@ -35,6 +38,7 @@ __all__ = [
     "ToolError",
     "ToolTimeout",
     "ToolboxError",
+    "UnknownCall",
     "Unresolved",
     "UnsupportedPlatform",
     "WorkerFailed",
@@ -146,6 +150,30 @@ class QueueFull(Busy):
     codes = ("QUEUE_FULL",)
 
 
+class RegistryFull(Busy):
+    """As many calls of this caller are in flight or unresolved as are kept for it; nothing was sent. Repeat later."""
+
+    codes = ("PENDING_REGISTRY_FULL",)
+
+
+class NotSent(ZtrioError):
+    """The call ended before anything of it was sent, see `details["phase"]`; nothing happened. Safe to repeat."""
+
+    codes = ("NOT_SENT",)
+
+
+class CallGated(ZtrioError):
+    """An earlier call of this scope may or may not have happened, so this one was not sent. Settle that one first."""
+
+    codes = ("PENDING_CALL_UNRESOLVED",)
+
+
+class UnknownCall(ZtrioError):
+    """There is no pending call of this id that this caller may see. Nothing was done."""
+
+    codes = ("PENDING_CALL_NOT_FOUND",)
+
+
 class ShuttingDown(ZtrioError):
     """The supervisor is closing. A call in flight was rolled back; see `outcome`."""
 
@@ -240,14 +268,15 @@ class Unresolved(ZtrioError):
     """Nobody can say now whether the call's effects happened. Do not repeat blindly: look at the targets first.
 
     Args:
-        reason: `termination_unconfirmed`, `commit_unconfirmed` or `external_effects`; decides the code.
+        reason: Why: `termination_unconfirmed`, `external_effects`, `deadline_exceeded`, …; decides the code.
+        died: Whether it is because the process of an upstream server died.
     """
 
-    codes = ("CALL_UNRESOLVED", "TERMINATION_UNCONFIRMED", "COMMIT_UNCONFIRMED")
+    codes = ("CALL_UNRESOLVED", "TERMINATION_UNCONFIRMED", "COMMIT_UNCONFIRMED", "UPSTREAM_DIED")
 
-    def __init__(self, message: str, *, reason: str, **details: Any) -> None:
-        code = reason.upper() if reason.upper() in self.codes else "CALL_UNRESOLVED"
-        super().__init__(message, code=code, reason=reason, **details)
+    def __init__(self, message: str, *, reason: str, died: bool = False, **details: Any) -> None:
+        code = "UPSTREAM_DIED" if died else reason.upper()
+        super().__init__(message, code=code if code in self.codes else "CALL_UNRESOLVED", reason=reason, **details)
         self.reason = reason
 
 

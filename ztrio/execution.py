@@ -103,6 +103,7 @@ class Execution:
             job.stop("queue_timeout")
             return None
         self._refuse_destroyed()
+        self._job.pass_gate(self._runtime.own_calls)
         await self._start()
         return await self._run_tool()
 
@@ -131,6 +132,8 @@ class Execution:
             "session_version": 0 if self._session is None else self._session.version,
             "journal": self._staging.journal() if runtime.store.durable else None,
         }
+        if job.call is not None:
+            job.call.starting()
         if job.tool.effects == "external" and runtime.store.durable:
             # What it does elsewhere cannot be found by looking, so that it ran is written before it does.
             try:
@@ -144,6 +147,8 @@ class Execution:
             runtime.audit.publish(
                 job.event("start", pid=worker.pid, targets=_targets(job), sandbox=runtime.sandbox.label)
             )
+        if job.call is not None:
+            job.call.sent()
         with trio.move_on_after(runtime.settings.start_bound) as starting:
             await worker.send_request(request(runtime, job, self._session, self._staging))
         if starting.cancelled_caught:

@@ -29,6 +29,9 @@ from ztrio.publication.targets import Target
 from ztrio.sessions import SessionPin, SessionPins
 from ztrio.store import JobEnd, JobRow, Store
 from ztrio.tools import Capability, Tool
+from ztrio.tracking.desk import Desk
+from ztrio.tracking.own_calls import OwnCall, OwnCalls
+from ztrio.tracking.tracker import Tracker
 from ztrio.workers.backend import Backend
 from ztrio.workers.sandbox import Sandbox
 
@@ -88,6 +91,10 @@ class Runtime:
     backend: Backend
     publisher: Publisher
     sandbox: Sandbox
+    # What is not known of calls, who asks about that, and the gate that our own calls pass.
+    tracker: Tracker
+    desk: Desk
+    own_calls: OwnCalls
     blocking: Blocking
     # Outlives every job; jobs and the timers of their commits run in it.
     nursery: trio.Nursery
@@ -128,6 +135,10 @@ class Job:
     ticket: Ticket
     # Its hold on the session's life at the time it was allowed.
     pin: SessionPin
+    # Ids of pending calls that it names; they mean something for a read only.
+    reconciles: tuple[str, ...] = ()
+    # Its record, once it has passed the gate; None for a read that can settle nothing.
+    call: OwnCall | None = None
     # Kills the worker at once; None while there is none that may be killed without grace.
     kill: Callable[[], None] | None = None
     # Everything that a stop may interrupt runs in here.
@@ -185,13 +196,22 @@ class Job:
     def succeed(self, value: Any, outcome_: Outcome, targets: Mapping[str, str]) -> None:
         """Answer with a value; nothing when there is an answer already."""
         self.outcome = outcome_
-        self._reply(Value(CallResult(value, self.id, outcome_, targets)))
+        warning = None if self.call is None else self.call.warning
+        try:
+            if self.call is not None:
+                self.call.succeeded(outcome_)
+        finally:
+            self._reply(Value(CallResult(value, self.id, outcome_, targets, warning)))
 
     def fail(self, error: ZtrioError, outcome_: Outcome) -> None:
         """Answer with an error that says what became of the effects; nothing when there is an answer already."""
         self.outcome = outcome_
         error.job_id, error.outcome = self.id, outcome_
-        self._reply(Error(error))
+        try:
+            if self.call is not None:
+                self.call.failed(outcome_, error)
+        finally:
+            self._reply(Error(error))
 
     def answer_like(self, answer: Captured[CallResult], outcome_: Outcome) -> None:
         """Answer as the call that this one repeats was answered."""
@@ -203,6 +223,19 @@ class Job:
         if self.answer is None:
             self.answer = answer
             self.answered.set()
+
+    def pass_gate(self, own_calls: OwnCalls) -> None:
+        """Meet the gate: its turn has come.
+
+        Raises:
+            CallGated: an earlier call of this scope is unresolved, and the gate refuses others meanwhile.
+            RegistryFull: the gate would have to refuse it if it were unresolved, and there is no room for that.
+        """
+        external = self.tool.effects == "external"
+        capability = str(self.tool.capability)
+        self.call = own_calls.begin(self.id, self.tool.name, capability, self.context, self.timeout, external=external)
+        if self.call is not None:
+            self.call.reconciles = self.reconciles
 
     def event(self, name: str, **facts: Any) -> AuditEvent:
         """An audit event about this call."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import trio
 
+from ztrio.activity import ActivityRow, JournalRow, LeftPending, PendingSnapshot, PendingWrite
 from ztrio.audit import AuditEvent
 from ztrio.calls import new_id
 from ztrio.errors import Outcome
+from ztrio.memory_activity import MemoryActivity
 from ztrio.store import (
     KEY_LIFETIME,
     MAX_KEPT_RESULT,
@@ -75,6 +77,7 @@ class MemoryStore:
         self._events: deque[tuple[int, AuditEvent]] = deque(maxlen=max_events)
         # Log position of the newest event.
         self._log_pos = 0
+        self._pending = MemoryActivity()
 
     def watch(self, report: Callable[[str | None], None]) -> None:
         """Nothing to report: memory can always be written."""
@@ -215,6 +218,29 @@ class MemoryStore:
 
     def record(self, event: AuditEvent) -> None:
         self._append(event)
+
+    async def write_pending(self, writes: Sequence[PendingWrite]) -> None:
+        await trio.lowlevel.checkpoint()
+        self._pending.write(writes)
+
+    async def resync_pending(self, snapshot: PendingSnapshot) -> None:
+        self._pending.resync(snapshot)  # at once: what is true may be another thing a moment later
+        await trio.lowlevel.checkpoint()
+
+    def append_pending_nowait(self, row: JournalRow) -> None:
+        self._pending.append(row)
+
+    async def left_pending(self) -> LeftPending:
+        await trio.lowlevel.checkpoint()
+        return self._pending.left()
+
+    async def activity(self, call_id: str) -> ActivityRow | None:
+        await trio.lowlevel.checkpoint()
+        return self._pending.activity(call_id)
+
+    async def activities(self, *, principal: str | None, limit: int) -> list[ActivityRow]:
+        await trio.lowlevel.checkpoint()
+        return self._pending.activities(principal, limit)
 
     def _append(self, event: AuditEvent) -> None:
         self._log_pos += 1

@@ -27,6 +27,8 @@ from ztrio.jobs import Blocking, Runtime, Settings
 from ztrio.limits import KeyedLimiter
 from ztrio.loading import known_ref
 from ztrio.memory_store import MemoryStore
+from ztrio.pending import Mode as GateMode
+from ztrio.pending import PendingSettings
 from ztrio.policy import Policy
 from ztrio.publication.staging import Publisher
 from ztrio.redaction import Redactor
@@ -35,6 +37,11 @@ from ztrio.sessions import SessionPins
 from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
+from ztrio.tracking.desk import Desk
+from ztrio.tracking.notices import Notify
+from ztrio.tracking.own_calls import OwnCalls, local_server
+from ztrio.tracking.restoring import take_up
+from ztrio.tracking.tracker import Tracker
 from ztrio.workers.backend import Backend, BackendFactory, BackendSettings
 from ztrio.workers.ladder import Containment, rungs_for
 from ztrio.workers.sandbox import Mode, Sandbox, choose, undumpable
@@ -44,6 +51,7 @@ __all__ = ["open_supervisor"]
 
 _FILE_THREADS = 16
 _LAST_MOMENT = 0.4  # seconds for the audit file after everything else has ended
+_LAST_WRITE = 0.2  # seconds for what the store is still to know of pending calls, before that
 
 
 @attrs.define
@@ -62,6 +70,8 @@ class _Services:
     audit_file: Path | None
     redact: Redactor | None
     blocking: Blocking
+    gate: PendingSettings
+    notify: Notify | None
     # Whether the workspace is locked, so that what is found there belongs to nobody alive; set before `run`.
     locked: bool = False
 
@@ -72,6 +82,7 @@ class _Services:
         if file is not None:
             file.open()
         supervisor: Supervisor | None = None
+        tracker = Tracker(self.gate, audit=audit, store=self.store, notify=self.notify)
         written = trio.Event()
         try:
             # Cancelling the user's body must not cut cleanup short: closing does, with a deadline of its own.
@@ -83,14 +94,16 @@ class _Services:
                         writers.start_soon(_write_all, file, audit, events, written)
                     backend = await stack.enter_async_context(self.factory(self._backend_settings(self.toolbox)))
                     try:
-                        recovery = await self._recover(audit, lifetime)
+                        recovery = await self._recover(audit, tracker, lifetime)
                         async with trio.open_nursery() as nursery:
-                            runtime = self._runtime(audit, backend, nursery, recovery)
+                            runtime = self._runtime(audit, backend, nursery, recovery, tracker)
                             supervisor = Supervisor(
                                 self.toolbox, runtime, self.policy, lifetime, self._backend_settings
                             )
                             nursery.start_soon(supervisor.watch_audit)
                             nursery.start_soon(write_again, runtime)
+                            nursery.start_soon(tracker.expire)
+                            nursery.start_soon(tracker.records.run)
                             # Whoever opens it may have been cancelled meanwhile. Then this task would stay the
                             # opener's, who waits for its end, and nobody would ever close it.
                             lifetime.shield = False
@@ -101,6 +114,8 @@ class _Services:
                             nursery.cancel_scope.cancel()
                     finally:
                         # What ended the calls may be a failure of our own; their events are wanted all the more.
+                        with trio.move_on_after(_LAST_WRITE, shield=True):
+                            await tracker.records.flush()
                         audit.close()
                         if file is not None:
                             with trio.move_on_after(_LAST_MOMENT, shield=True):
@@ -110,19 +125,23 @@ class _Services:
             if supervisor is not None:
                 supervisor.closed.set()
 
-    async def _recover(self, audit: AuditBus, lifetime: trio.CancelScope) -> Recovery:
+    async def _recover(self, audit: AuditBus, tracker: Tracker, lifetime: trio.CancelScope) -> Recovery:
         """Put right what an earlier process left, before anybody is answered. Cut short, the next start goes on."""
-        if not self.locked:
-            return Recovery()
         lifetime.shield = False  # and stays so when this is cancelled: then nothing here is to be kept
-        found = await recover(self.store, str(self.workspace), audit, blocking=self.blocking)
+        found = Recovery()
+        if self.locked:
+            found = await recover(self.store, str(self.workspace), audit, blocking=self.blocking)
+        await take_up(tracker, self.store, local_server(self.toolbox.name))
         lifetime.shield = True
         return found
 
-    def _runtime(self, audit: AuditBus, backend: Backend, nursery: trio.Nursery, recovery: Recovery) -> Runtime:
+    def _runtime(
+        self, audit: AuditBus, backend: Backend, nursery: trio.Nursery, recovery: Recovery, tracker: Tracker
+    ) -> Runtime:
         tickets = KeyedLimiter()
         for locked in recovery.locked:  # for as long as this supervisor runs: nothing that it does can settle them
             tickets.enter(locked.job_id, [("path", *Path(locked.path).parts)])
+        desk = Desk(tracker, self.store.secret)
         return Runtime(
             settings=self.settings,
             workspace=self.workspace,
@@ -136,6 +155,9 @@ class _Services:
             backend=backend,
             publisher=self.publisher,
             sandbox=self.sandbox,
+            tracker=tracker,
+            desk=desk,
+            own_calls=OwnCalls(tracker, desk, self.toolbox.name),
             blocking=self.blocking,
             nursery=nursery,
         )
@@ -189,6 +211,8 @@ async def open_supervisor(
     redact: Redactor | None = None,
     publisher: Publisher | None = None,
     blocking: Blocking | None = None,
+    gate: Literal["off", "warn", "enforce"] | PendingSettings = "warn",
+    notify: Notify | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Run a toolbox on a workspace for as long as the `async with` body lasts.
 
@@ -213,10 +237,14 @@ async def open_supervisor(
         redact: Replaces secrets in what tools and callers said, before it enters an audit event.
         publisher: How files are published; for tests.
         blocking: How blocking functions are run; in threads when omitted.
+        gate: What is done about a call that changes something while nobody knows what became of an earlier one of the
+            same caller: nothing, say so in its result (`CallResult.warning`), or refuse it. Or all of the settings.
+        notify: Is told of calls that nobody knows about, for a log: called with a name, and facts by keyword.
 
     Raises:
         UnsupportedPlatform: this is not a POSIX system, or it cannot do what is required.
-        InvalidArguments: the workspace is no directory, there is no such backend, or `run_as` without being root.
+        InvalidArguments: the workspace is no directory, there is no such backend or gate, or `run_as` without being
+            root.
         ToolboxError: a tool cannot be loaded by a worker, or a parameter's type has no JSON Schema.
         StoreUnavailable: the audit file cannot be opened, or what an earlier process left cannot be put right because
             the store does not answer.
@@ -238,6 +266,7 @@ async def open_supervisor(
     else:
         factory = backend
     confinement = choose(sandbox, run_as)
+    pending = _gate_settings(gate)
     if blocking is None:
         threads = trio.CapacityLimiter(_FILE_THREADS)
 
@@ -260,6 +289,8 @@ async def open_supervisor(
         audit_file=None if audit_file is None else Path(audit_file),
         redact=redact,
         blocking=blocking,
+        gate=pending,
+        notify=notify,
     )
     for tool in toolbox:
         _ = tool.schema  # a broken type fails here, not in the middle of the first call
@@ -282,6 +313,14 @@ async def open_supervisor(
             raise _single(group) from None  # what the services raised: a failure of their own, or KeyboardInterrupt
         if failure is not None:
             raise _single(failure) if supervisor is None else failure
+
+
+def _gate_settings(gate: str | PendingSettings) -> PendingSettings:
+    if isinstance(gate, PendingSettings):
+        return gate
+    if gate not in list(GateMode):
+        raise InvalidArguments(f"There is no gate {gate!r}; choose from {', '.join(GateMode)}.")
+    return PendingSettings(mode=GateMode(gate))
 
 
 def _single(error: BaseException) -> BaseException:

@@ -104,6 +104,9 @@ class Read:
 
     def _start_clock(self) -> None:
         self._tool_started = True
+        self._job.pass_gate(self._runtime.own_calls)
+        if self._job.call is not None:
+            self._job.call.sent()
         self._job.scope.deadline = trio.current_time() + self._job.timeout
 
     def _context(self, context: CallContext, state: dict[str, Any]) -> ToolContext:

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 
+from ztrio.activity import PendingStore
 from ztrio.audit import AuditEvent
 from ztrio.errors import IdempotencyConflict, Outcome
 from ztrio.plain import encode
@@ -196,7 +197,7 @@ class Claim:
     result: bytes | None = attrs.field(default=None, repr=False)
 
 
-class Store(Protocol):
+class Store(PendingStore, Protocol):
     """Where a supervisor keeps things. Methods are called from one event loop, except the two that block.
 
     Each method that writes raises `StoreUnavailable` (or an OSError) when the store cannot be written, and

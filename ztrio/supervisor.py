@@ -7,7 +7,7 @@ the calls in flight and puts a bound on everything that is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -25,6 +25,8 @@ from ztrio.limits import KeyedLimiterStatistics
 from ztrio.policy import Policy
 from ztrio.reloading import Reloaded, reload_toolbox
 from ztrio.tools import Toolbox
+from ztrio.tracking.desk import Desk
+from ztrio.tracking.tracker import TrackerStatistics
 from ztrio.workers.backend import BackendSettings, BackendStatistics
 from ztrio.workers.ladder import ContainmentReport
 
@@ -44,6 +46,7 @@ class SupervisorStatistics:
         slots: Worker slots in all.
         backend: The backend.
         audit: The audit bus.
+        pending: The calls that nobody knows about, and those in flight that may become so.
     """
 
     calls: int
@@ -52,6 +55,7 @@ class SupervisorStatistics:
     slots: int
     backend: BackendStatistics
     audit: AuditStatistics
+    pending: TrackerStatistics
 
 
 class Supervisor:
@@ -76,6 +80,7 @@ class Supervisor:
         self.audit = runtime.audit
         self._runtime = runtime
         self._admission = Admission(toolbox, runtime, policy)
+        runtime.desk.read_tools = self._admission.read_tools
         # Set when closing begins; nothing is accepted from then on.
         self._closing = trio.Event()
         # Set by whoever opened it when everything it ran has ended.
@@ -108,6 +113,7 @@ class Supervisor:
         on_progress: ProgressCallback | None = None,
         capped: bool = False,
         idempotency_key: str | None = None,
+        reconciles: Sequence[str] = (),
     ) -> CallResult:
         """Call a tool and wait for its end.
 
@@ -126,6 +132,7 @@ class Supervisor:
             capped: Refuse a `timeout` beyond the tool's `max_timeout`, as for remote callers.
             idempotency_key: The caller's own name for the call, under which it is committed at most once: a repetition
                 gets the first one's answer. It waits for one that runs, `timeout` seconds at most.
+            reconciles: Ids of pending calls that this one settles, if it is a read that succeeds: you have looked.
 
         Returns:
             The value with the call's id, outcome and published paths; of a repetition those of the call it repeats.
@@ -151,6 +158,7 @@ class Supervisor:
                     capped=capped,
                     closing=self._closing.is_set(),
                     idempotency_key=idempotency_key,
+                    reconciles=reconciles,
                 )
             except ZtrioError:
                 # A call that is accepted lets others run while it waits for its answer; one that is refused, here.
@@ -222,6 +230,11 @@ class Supervisor:
         events = await self._runtime.store.events(principal=principal, after=after, limit=limit)
         return [{**event.as_dict(), "log_pos": position} for position, event in events if may_see(context, event)]
 
+    @property
+    def pending(self) -> Desk:
+        """Calls of which nobody knows whether they happened: ask about them, cancel or release them."""
+        return self._runtime.desk
+
     def statistics(self) -> SupervisorStatistics:
         """A snapshot."""
         runtime = self._runtime
@@ -232,6 +245,7 @@ class Supervisor:
             slots=int(runtime.slots.total_tokens),
             backend=runtime.backend.statistics(),
             audit=self.audit.statistics(),
+            pending=runtime.tracker.statistics(),
         )
 
     @property
@@ -285,6 +299,7 @@ class Supervisor:
     def _begin_closing(self, cause: str) -> None:
         if not self._closing.is_set():
             self._closing.set()
+            self._runtime.tracker.closing = True
             self._lifetime.deadline = trio.current_time() + self._runtime.settings.shutdown_bound + 1.0
         for job in self._admission.jobs.values():
             job.grace_limit = self._runtime.settings.shutdown_grace

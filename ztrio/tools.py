@@ -251,7 +251,16 @@ class Toolbox:
         self._tools[tool.name] = tool
 
 
-RESERVED_NAMES = frozenset({"session_open", "session_list", "session_destroy"})
+RESERVED_NAMES = frozenset(
+    {
+        "session_open",
+        "session_list",
+        "session_destroy",
+        "ztrio_pending_calls",
+        "ztrio_pending_call",
+        "ztrio_cancel_pending_call",
+    }
+)
 
 # The MCP tool-name rule: specification 2025-11-25, Server Features, Tools.
 _TOOL_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")

@@ -88,11 +88,18 @@ def _cells(event: dict[str, Any]) -> tuple[str, ...]:
     cells = (
         time[11:23] if "T" in time else time,
         event["event"],
-        *(str(event.get(key) or "") for key in ("tool", "session", "execution_job_id")),
+        *(str(event.get(key) or "") for key in ("tool", "session")),
+        str(event.get("execution_job_id") or _pending(event).get("call_id") or ""),
         _what(event),
     )
     # Names and causes are a caller's own; they shall not move the cursor of whoever reads them.
     return tuple(_UNPRINTABLE.sub(lambda odd: ascii(odd.group())[1:-1], cell) for cell in cells)
+
+
+def _pending(event: dict[str, Any]) -> dict[str, Any]:
+    """What an event says of a pending call."""
+    facts = event.get("pending")
+    return facts if isinstance(facts, dict) else {}
 
 
 def _what(event: dict[str, Any]) -> str:
@@ -106,6 +113,8 @@ def _what(event: dict[str, Any]) -> str:
         parts.append(f"worker {proof.get('pid')} proven dead ({proof.get('rung')}, {proof.get('containment')})")
     elif event.get("pid"):
         parts.append(f"worker {event['pid']}")
+    pending = _pending(event)
+    parts += [str(pending[key]) for key in ("state", "settled_by", "blocker") if pending.get(key)]
     if event.get("missed"):
         parts.append(f"{event['missed']} events missed")
     return ", ".join(parts)

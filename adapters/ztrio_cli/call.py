@@ -63,6 +63,7 @@ class Options:
     backend: Literal["auto", "zygote", "spawn"] = "auto"
     containment: Containment = "auto"
     sandbox: Literal["auto", "require", "off"] = "auto"
+    gate: Literal["off", "warn", "enforce"] = "warn"
     as_json: bool = False
 
 
@@ -143,6 +144,7 @@ async def _call(
                 backend=options.backend,
                 containment=options.containment,
                 sandbox=options.sandbox,
+                gate=options.gate,
                 audit_file=written_lines(workspace, None, stored=store is not None),
                 redact=redact,
             ) as supervisor,
@@ -222,15 +224,17 @@ def _show_error(error: ZtrioError, *, as_json: bool) -> None:
 
 def _show_result(tool: str, result: ztrio.CallResult, *, as_json: bool) -> None:
     if as_json:
-        write_json(
-            {
-                "value": result.value,
-                "job_id": result.job_id,
-                "outcome": str(result.outcome),
-                "targets": dict(result.targets),
-            }
-        )
+        shown = {
+            "value": result.value,
+            "job_id": result.job_id,
+            "outcome": str(result.outcome),
+            "targets": dict(result.targets),
+        }
+        write_json(shown if result.warning is None else shown | {"pending_call_warning": dict(result.warning)})
         return
+    if result.warning is not None:
+        ids = ", ".join(each["call_id"] for each in result.warning["pending"])
+        note(f"warning: {result.warning['message']} ({ids})")
     console().print(
         Panel(
             _readable(result.value),

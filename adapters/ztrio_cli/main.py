@@ -15,8 +15,9 @@ import typer
 from ztrio_cli.audit import audit
 from ztrio_cli.bench import bench
 from ztrio_cli.console import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, Complaint, discard_stdout, report
-from ztrio_cli.options import HERE, BackendName, ContainmentName, Json, SandboxMode, State, Tools, Workspace
+from ztrio_cli.options import HERE, BackendName, ContainmentName, GateMode, Json, SandboxMode, State, Tools, Workspace
 from ztrio_cli.outcome import outcome
+from ztrio_cli.pending import pending, reload
 
 __all__ = ["app", "main"]
 
@@ -58,6 +59,8 @@ def ztrio(
       ztrio audit --last 20                            what happened to the calls in this workspace
       ztrio outcome job_abc...                         what became of one call, also after a crash
       ztrio recover --dry-run                          what a killed server left in this workspace
+      ztrio pending list                               calls that nobody knows the end of, in a running server
+      ztrio reload                                     let a running server load its tools anew
       ztrio bench cancel --load 64                     what it costs on this machine
 
     \b
@@ -78,6 +81,7 @@ def serve(
     backend: BackendName = "auto",
     containment: ContainmentName = "auto",
     sandbox: SandboxMode = "auto",
+    gate: GateMode = "warn",
     run_as: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +121,7 @@ def serve(
 
     The server ends when stdin does, and on SIGINT, SIGTERM and SIGHUP: calls in flight are rolled back first. Killed
     in the middle, it puts right what it left when it starts again. Every call is recorded in the store (--state);
-    read it with `ztrio audit`.
+    read it with `ztrio audit`. While it runs, `ztrio pending` and `ztrio reload` reach it from another terminal.
     """
     from ztrio_cli.serve import run
 
@@ -130,6 +134,7 @@ def serve(
         backend=backend,
         containment=containment,
         sandbox=sandbox,
+        gate=gate,
         run_as=run_as,
         keep_audit=keep_audit,
         audit_file=audit_file,
@@ -169,6 +174,7 @@ def call(
     backend: BackendName = "auto",
     containment: ContainmentName = "auto",
     sandbox: SandboxMode = "auto",
+    gate: GateMode = "warn",
     as_json: Json = False,
 ) -> int:
     """Call one tool and show what became of it.
@@ -200,6 +206,7 @@ def call(
             backend=backend,
             containment=containment,
             sandbox=sandbox,
+            gate=gate,
             as_json=as_json,
         )
     )
@@ -290,6 +297,8 @@ def demo(
 
 
 app.command()(outcome)
+app.add_typer(pending)
+app.command()(reload)
 app.command()(bench)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-__all__ = ["HERE", "BackendName", "ContainmentName", "Json", "SandboxMode", "State", "Tools", "Workspace"]
+__all__ = ["HERE", "BackendName", "ContainmentName", "GateMode", "Json", "SandboxMode", "State", "Tools", "Workspace"]
 
 HERE: Final = Path()
 
@@ -43,6 +43,15 @@ ContainmentName = Annotated[
         metavar="RUNG",
         help="What a worker cannot escape: auto (the best that works), require (one that nothing escapes, or refuse), "
         "pidns, cgroup, job-init or group. See `ztrio doctor`.",
+    ),
+]
+GateMode = Annotated[
+    Literal["off", "warn", "enforce"],
+    typer.Option(
+        "--gate",
+        metavar="MODE",
+        help="When nobody knows what became of an earlier call, a new one that changes something is let through (off), "
+        "warned about (warn) or refused (enforce). See `ztrio pending --help`.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]

@@ -39,6 +39,7 @@ def run(
     backend: str,
     containment: str,
     sandbox: str,
+    gate: str,
     run_as: str | None,
     keep_audit: str | None,
     audit_file: Path | None,
@@ -67,6 +68,7 @@ def run(
             workspace=str(folder),
             state=MEMORY if file is None else str(file),
             allow=allow,
+            gate=gate,
             audit=str(file if lines is None else lines),
         )
         load_soon()
@@ -80,6 +82,8 @@ def run(
             backend=backend,
             containment=containment,
             sandbox=sandbox,
+            gate=gate,
+            notify=log.warning,
             run_as=user,
             audit_file=lines,
             redact=redact,

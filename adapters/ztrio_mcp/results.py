@@ -21,8 +21,10 @@ __all__ = [
     "IDEMPOTENCY_KEY_META",
     "JOB_ID_META",
     "OUTCOME_META",
+    "RECONCILES_META",
     "TIMEOUT_META",
     "error_result",
+    "plain_result",
     "success_result",
     "tool",
 ]
@@ -31,6 +33,9 @@ JOB_ID_META: Final = "ztrio/job_id"
 OUTCOME_META: Final = "ztrio/outcome"
 TIMEOUT_META: Final = "ztrio/timeout"
 IDEMPOTENCY_KEY_META: Final = "ztrio/idempotency_key"
+RECONCILES_META: Final = "ztrio/reconciles"
+PENDING_CALL_META: Final = "ztrio/pending_call"
+WARNING_META: Final = "pending_call_warning"
 
 _json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -62,7 +67,15 @@ def _annotations(capability: str) -> ToolAnnotations:
 def success_result(result: CallResult) -> dict[str, Any]:
     """The answer to a call that succeeded, as it goes over the wire (MCP 2025-11-25, `CallToolResult`)."""
     structured = _structured(result.value)
-    return _result(_json.encode(structured), structured, False, _meta(result.job_id, result.outcome))
+    meta = _meta(result.job_id, result.outcome)
+    if result.warning is not None:
+        meta[WARNING_META] = dict(result.warning)
+    return _result(_json.encode(structured), structured, False, meta)
+
+
+def plain_result(value: dict[str, Any]) -> dict[str, Any]:
+    """The answer to what is no call of a tool of the toolbox, and so has neither job nor outcome."""
+    return _result(_json.encode(value), value, False, {})
 
 
 def _structured(value: Any) -> dict[str, Any]:
@@ -79,7 +92,14 @@ def error_result(error: ZtrioError) -> dict[str, Any]:
     if error.job_id is not None:
         known.append(f"job: {error.job_id}")
     text = f"{error} ({', '.join(known)})" if known else str(error)
-    return _result(text, {"error": error.as_dict()}, True, _meta(error.job_id, error.outcome))
+    facts, meta = error.as_dict(), _meta(error.job_id, error.outcome)
+    structured = {"error": facts}
+    pending, warning = facts.pop("pending_call", None), facts.pop("pending_call_warning", None)
+    if pending is not None:
+        structured["pending_call"] = meta[PENDING_CALL_META] = pending
+    if warning is not None:
+        meta[WARNING_META] = warning
+    return _result(text, structured, True, meta)
 
 
 def _result(text: str, structured: dict[str, Any], is_error: bool, meta: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import trio
 from ztrio.errors import ZtrioError
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
+from ztrio.management.server import serve_operators
 from ztrio.opening import open_supervisor
 from ztrio.store import Store
 from ztrio.supervisor import Supervisor
@@ -182,6 +183,7 @@ def run_stdio(
     workspace: str | Path,
     frame_limit: int = FRAME_LIMIT,
     open_store: OpenStore = nullcontext,
+    operators: bool = True,
     **options: Any,
 ) -> int:
     """Serve a toolbox to the MCP client on stdin and stdout until it is gone or a signal comes; for `sys.exit`.
@@ -192,6 +194,8 @@ def run_stdio(
         workspace: The directory that tools work in.
         frame_limit: Bytes a line from the client may have.
         open_store: Opens the store for as long as the server runs; one in memory when omitted.
+        operators: Whether the user of this process can reach it through a private socket in the workspace, with
+            `ztrio pending` and `ztrio reload`.
         options: Further arguments of `ztrio.open_supervisor`.
 
     Returns:
@@ -204,7 +208,7 @@ def run_stdio(
     with claimed_stdio() as fds:
         try:
             loaded = load_toolbox(toolbox) if isinstance(toolbox, str) else toolbox
-            return trio.run(_main, loaded, workspace, fds, frame_limit, open_store, options)
+            return trio.run(_main, loaded, Path(workspace).resolve(), fds, frame_limit, open_store, operators, options)
         except ZtrioError:
             raise
         except Exception:  # noqa: BLE001 - a process reports its failure by its status
@@ -214,10 +218,11 @@ def run_stdio(
 
 async def _main(
     toolbox: Toolbox,
-    workspace: str | Path,
+    workspace: Path,
     fds: tuple[int, int],
     frame_limit: int,
     open_store: OpenStore,
+    operators: bool,
     options: dict[str, Any],
 ) -> int:
     ending, workers = Ending(), LiveWorkers()
@@ -235,6 +240,7 @@ async def _main(
                     async with (
                         open_store() as store,
                         open_supervisor(toolbox, workspace=workspace, store=store, **options) as supervisor,
+                        _reachable(supervisor, workspace, operators),
                     ):
                         watching.cancel()
                         supervisor.audit.add_reducer(workers)
@@ -245,6 +251,14 @@ async def _main(
     if failure is not None:
         raise failure
     return status if ending.status is None else ending.status
+
+
+def _reachable(supervisor: Supervisor, workspace: Path, operators: bool) -> AbstractAsyncContextManager[object]:
+    if not operators:
+        return nullcontext()
+    return serve_operators(
+        supervisor, workspace, trouble=lambda why: _log.warning("no operator can reach this server: %s", why)
+    )
 
 
 async def _cancel_when_ending(ending: Ending, starting: trio.CancelScope, watching: trio.CancelScope) -> None:

@@ -5,8 +5,8 @@ The SDK speaks both eras on one connection: 2025-11-25 (`initialize`) and 2026-0
 cancels are answered while mutating calls wait or run. Tool calls that need nothing of it come straight from the
 transport (`ztrio_mcp.eras`) and are answered alike. Nothing here runs tool code.
 
-A call's arguments, its session, `_meta["ztrio/timeout"]` and `_meta["ztrio/idempotency_key"]` go to the supervisor as
-they came: it refuses what does not fit, so that a refusal is a job in the audit like any other.
+A call's arguments, its session and what its `_meta` says under `ztrio/…` go to the supervisor as they came: it refuses
+what does not fit, so that a refusal is a job in the audit like any other.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mcp_types import (
     Resource,
     ResourceTemplate,
     TextResourceContents,
+    Tool,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -46,8 +47,17 @@ from ztrio.schema import SESSION_PARAMETER
 from ztrio.supervisor import Supervisor
 from ztrio_mcp.frames import Call, FrameFilter, InFlight
 from ztrio_mcp.jsonrpc import INVALID_PARAMS, RESOURCE_NOT_FOUND
+from ztrio_mcp.pending_tools import PENDING_TOOLS, answer_pending
 from ztrio_mcp.progress import ProgressPump, Send
-from ztrio_mcp.results import IDEMPOTENCY_KEY_META, TIMEOUT_META, error_result, success_result, tool
+from ztrio_mcp.results import (
+    IDEMPOTENCY_KEY_META,
+    RECONCILES_META,
+    TIMEOUT_META,
+    error_result,
+    plain_result,
+    success_result,
+    tool,
+)
 
 __all__ = ["AUDIT_URI", "JOBS_URI", "MAX_EVENTS", "McpServer"]
 
@@ -64,7 +74,8 @@ _INSTRUCTIONS: Final = (
     "tool left them, 'rolled_back' and 'not_started' mean nothing changed, 'unresolved' means nobody can tell: look "
     "before repeating. Calls with the same `session` argument share state and run one after the other. "
     "_meta['ztrio/timeout'] sets a call's time limit in seconds. _meta['ztrio/idempotency_key'] names a call: repeated "
-    "under the same key it is not done twice, and gets the first answer."
+    "under the same key it is not done twice, and gets the first answer. A call that nobody knows the end of is listed "
+    "by ztrio_pending_calls; _meta['ztrio/reconciles'] = [call ids] on a read says that you have looked."
 )
 
 
@@ -85,8 +96,7 @@ class McpServer:
         self._supervisor = supervisor
         self._frames = frames
         self._context = attrs.evolve(context, surface="mcp")
-        self._tools = {description.name: tool(description) for description in supervisor.describe_tools()}
-        frames.tools = self._tools
+        self._describe()
         self._sdk: Server[Any] = Server(
             supervisor.toolbox.name,
             version=version,
@@ -97,6 +107,18 @@ class McpServer:
             on_list_resource_templates=self._list_resource_templates,
             on_read_resource=self._read_resource,
         )
+
+    def _describe(self) -> None:
+        """Find out which tools there are."""
+        self._toolbox = self._supervisor.toolbox
+        described = self._supervisor.describe_tools()
+        self._tools = {each.name: tool(each) for each in described} | dict(PENDING_TOOLS)
+        self._frames.tools = self._tools
+
+    def _current_tools(self) -> dict[str, Tool]:
+        if self._toolbox is not self._supervisor.toolbox:  # it was reloaded
+            self._describe()
+        return self._tools
 
     async def run(
         self, read_stream: ReadStream[SessionMessage | Exception], write_stream: WriteStream[SessionMessage]
@@ -113,10 +135,10 @@ class McpServer:
 
     async def _list_tools(self, _ctx: _Context, _params: PaginatedRequestParams | None) -> ListToolsResult:
         await trio.lowlevel.checkpoint()
-        return ListToolsResult(tools=list(self._tools.values()))
+        return ListToolsResult(tools=list(self._current_tools().values()))
 
     async def _call_tool(self, ctx: _Context, params: CallToolRequestParams) -> CallToolResult:
-        if params.name not in self._tools:
+        if params.name not in self._current_tools():
             raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {params.name}")
         request = self._frames.get(ctx.request_id)
         assert request is not None  # the SDK has no request that did not come through the table
@@ -151,28 +173,39 @@ class McpServer:
         self, request: InFlight, params: Mapping[str, Any], on_progress: ProgressCallback | None
     ) -> dict[str, Any]:
         arguments = dict(params.get("arguments") or {})
+        if params["name"] in PENDING_TOOLS:
+            return await self._run_pending(params["name"], request, arguments)
         session = arguments.pop(SESSION_PARAMETER, "default")
         meta = params.get("_meta") or {}
-        context = self._context
         try:
             answer = await self._supervisor.call(
                 params["name"],
                 arguments,
                 session=session,
                 timeout=meta.get(TIMEOUT_META),
-                context=CallContext(
-                    context.principal, context.view, context.surface, context.gate_scope, request.audit_id
-                ),
+                context=self._context_of(request),
                 cause=request.cause,
                 on_progress=on_progress,
                 capped=True,
                 idempotency_key=meta.get(IDEMPOTENCY_KEY_META),
+                reconciles=meta.get(RECONCILES_META, ()),
             )
         except ZtrioError as error:
             return error_result(error)
         if answer.outcome is Outcome.COMMITTED:
             request.committed = self._commit_unanswered(params["name"], session, request, answer)
         return success_result(answer)
+
+    async def _run_pending(self, name: str, request: InFlight, arguments: dict[str, Any]) -> dict[str, Any]:
+        context = self._context_of(request)
+        try:
+            return plain_result(await answer_pending(name, self._supervisor.pending, context, arguments))
+        except ZtrioError as error:
+            return error_result(error)
+
+    def _context_of(self, request: InFlight) -> CallContext:
+        context = self._context
+        return CallContext(context.principal, context.view, context.surface, context.gate_scope, request.audit_id)
 
     def _commit_unanswered(self, name: str, session: str, request: InFlight, answer: CallResult) -> AuditEvent:
         return AuditEvent(

@@ -15,15 +15,12 @@ Layers, each importing only what stands below it:
 
 from ztrio_sql.chain import Verification
 from ztrio_sql.opening import open_store
-from ztrio_sql.pending import ActivityRow, PendingRow
 from ztrio_sql.reader import StoreReader
 from ztrio_sql.retention import Retention
 from ztrio_sql.store import SqlStore
 from ztrio_sql.writer import WriterStatistics
 
 __all__ = [
-    "ActivityRow",
-    "PendingRow",
     "Retention",
     "SqlStore",
     "StoreReader",

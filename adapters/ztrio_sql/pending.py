@@ -1,9 +1,7 @@
 """Upstream calls that nobody is sure about: what became of them, and which writes may be on their way.
 
-Two tables and plain functions on them. An activity row is written with every transition of its call; an update that
-comes late changes nothing, and what is terminal stays so, though facts may still be added to it. A journal row is
-written before its call is sent and removed when it has its answer, so what a dead process leaves there may have
-happened.
+Two tables and plain functions on them, by the rules of `ztrio.activity`: an update that comes late changes nothing, and
+what is final stays so, though facts may still be added to it.
 """
 
 from __future__ import annotations
@@ -15,124 +13,86 @@ from typing import Any, ClassVar, Final
 import attrs
 import sqlalchemy as sa
 
+from ztrio.activity import (
+    FINAL,
+    MAX_ACTIVITY,
+    OPEN,
+    ActivityRow,
+    BlockerWrite,
+    JournalRow,
+    LeftPending,
+    PendingSnapshot,
+    PendingWrite,
+    lost_sight_of,
+    untracked,
+)
 from ztrio_sql.sqlite import upsert
 from ztrio_sql.tables import activity, pending_journal
 from ztrio_sql.transaction import Transaction
 
-__all__ = [
-    "TERMINAL",
-    "ActivityRow",
-    "AppendPending",
-    "PendingRow",
-    "PutActivity",
-    "RemovePending",
-    "activities",
-    "activity_of",
-    "pending",
-]
+__all__ = ["AppendPending", "ResyncPending", "WritePending", "activities", "activity_of", "left_pending"]
 
-TERMINAL: Final = (
-    "completed",
-    "not_sent",
-    "completed_late",
-    "cancelled",
-    "connection_reset",
-    "proven",
-    "reconciled",
-    "released",
-    "expired",
+_FACTS: Final = (
+    "reason",
+    "late_outcome",
+    "blocker",
+    "settled_by",
+    "sent_at",
+    "unresolved_at",
+    "expires_at",
+    "resolved_at",
 )
-"""States that never change."""
-
-
-@attrs.frozen(kw_only=True)
-class ActivityRow:
-    """What is known of an upstream call.
-
-    Args:
-        call_id: Its id.
-        principal: Id of who called.
-        gate_scope: What the gate is keyed on.
-        server: The upstream server's name.
-        tool: The tool's name.
-        revision: Grows with every update of the row, over restarts as well.
-        pending_state: Its state.
-        reason: Why it is not known what became of it.
-        late_outcome: What a response said that came after all.
-        blocker: Id of the record that it was folded into.
-        settled_by: Who settled it, and how.
-        sent_at: When it was sent; this and the other times in seconds since the epoch.
-        unresolved_at: When its wait ended.
-        expires_at: When it stops gating by itself.
-        resolved_at: When its state became terminal.
-    """
-
-    call_id: str
-    principal: str
-    gate_scope: str
-    server: str
-    tool: str
-    revision: int
-    pending_state: str
-    reason: str | None = None
-    late_outcome: str | None = None
-    blocker: str | None = None
-    settled_by: str | None = None
-    sent_at: float | None = None
-    unresolved_at: float | None = None
-    expires_at: float | None = None
-    resolved_at: float | None = None
-
-
-@attrs.frozen(kw_only=True)
-class PendingRow:
-    """An upstream write that may be on its way.
-
-    Args:
-        call_id: Its id.
-        seq: Position in the process-wide sequence.
-        server: The upstream server's name.
-        transport: `stdio`, `http`, …
-        epoch: The connection generation that it was sent on.
-        principal: Id of who called.
-        gate_scope: What the gate is keyed on.
-        tool: The tool's name.
-        gate_tier: The tier for the gate.
-        admission_tier: The tier under which the caller was let in.
-        wire_ids: Its ids on the wire, with their types, in the order of rounds.
-        sent_at: Seconds since the epoch.
-        expires_at: When it stops gating by itself, seconds since the epoch.
-    """
-
-    call_id: str
-    seq: int
-    server: str
-    transport: str
-    epoch: int
-    principal: str
-    gate_scope: str
-    tool: str
-    gate_tier: str
-    admission_tier: str
-    wire_ids: tuple[str | int, ...]
-    sent_at: float
-    expires_at: float
 
 
 def _changes(new: Any) -> dict[str, Any]:
-    """What an update of a row writes: the state unless it is terminal, and every fact that is new."""
+    """What an update of a row writes: the state unless it is final, and every fact that is new."""
     old = activity.c
-    known = ("reason", "late_outcome", "blocker", "settled_by", "sent_at", "unresolved_at", "expires_at", "resolved_at")
     return {
         "revision": new.revision,
-        "pending_state": sa.case((old.pending_state.in_(TERMINAL), old.pending_state), else_=new.pending_state),
-        **{name: sa.func.coalesce(new[name], old[name]) for name in known},
+        "pending_state": sa.case((old.pending_state.in_(FINAL), old.pending_state), else_=new.pending_state),
+        **{name: sa.func.coalesce(new[name], old[name]) for name in _FACTS},
     }
 
 
+def _whole(new: Any) -> dict[str, Any]:
+    return {column.name: new[column.name] for column in pending_journal.c if column.name != "call_id"}
+
+
 _PUT: Final = upsert(activity, "call_id", _changes, lambda new: new.revision > activity.c.revision)
-_APPEND: Final = sa.insert(pending_journal)
+_JOURNAL: Final = upsert(pending_journal, "call_id", _whole, lambda new: new.seq >= pending_journal.c.seq)
+_JOURNAL_IS: Final = upsert(pending_journal, "call_id", _whole, lambda _: sa.true())
+_DROP: Final = sa.delete(pending_journal).where(pending_journal.c.call_id == sa.bindparam("dropped"))
+_JOURNALLED: Final = sa.select(pending_journal.c.call_id)
 _ROWS: Final = sa.select(*(activity.c[field.name] for field in attrs.fields(ActivityRow)))
+_OPEN_ROWS: Final = _ROWS.where(activity.c.pending_state.in_(OPEN))
+_LOSE: Final = (
+    sa.update(activity)
+    .where(activity.c.call_id == sa.bindparam("lost"))
+    .values(pending_state=sa.bindparam("new_pending_state"))
+)
+_MEMBERS: Final = sa.update(activity).where(
+    activity.c.blocker == sa.bindparam("of_blocker"),
+    activity.c.revision < sa.bindparam("new_revision"),
+    activity.c.pending_state.notin_(FINAL),
+)
+_SETTLED: Final = _MEMBERS.values(
+    revision=sa.bindparam("new_revision"),
+    pending_state=sa.bindparam("new_pending_state"),
+    settled_by=sa.func.coalesce(sa.bindparam("new_settled_by"), activity.c.settled_by),
+    resolved_at=sa.func.coalesce(sa.bindparam("new_resolved_at"), activity.c.resolved_at),
+    blocker=sa.func.coalesce(sa.bindparam("new_blocker"), activity.c.blocker),
+)
+_PRINCIPALS: Final = sa.select(activity.c.principal).distinct()
+_OLDEST_KEPT: Final = (
+    sa.select(activity.c.number)
+    .where(activity.c.principal == sa.bindparam("owner"))
+    .order_by(activity.c.number.desc())
+    .offset(MAX_ACTIVITY - 1)
+    .limit(1)
+)
+_FORGET: Final = sa.delete(activity).where(
+    activity.c.principal == sa.bindparam("owner"), activity.c.number < sa.bindparam("oldest")
+)
 
 
 @attrs.frozen
@@ -144,15 +104,51 @@ class _Base:
 
 
 @attrs.frozen
-class PutActivity(_Base):
-    """Writes activity rows, or brings them up to date."""
+class WritePending(_Base):
+    """Writes what some steps leave in both tables."""
 
-    rows: Sequence[ActivityRow]
+    writes: Sequence[PendingWrite]
 
     def apply(self, transaction: Transaction) -> None:
-        """Write them."""
-        for row in self.rows:
+        """Write it."""
+        for write in self.writes:
+            if write.row is not None:
+                transaction.execute(_PUT, **attrs.asdict(write.row))
+            if write.blocker is not None:
+                _settle(transaction, write.blocker)
+            for call_id in write.drop:
+                transaction.execute(_DROP, dropped=call_id)
+            if write.put is not None:
+                transaction.execute(_JOURNAL, **_journal_values(write.put))
+
+
+@attrs.frozen
+class ResyncPending(_Base):
+    """Makes both tables say what is true, and forgets rows that are too many."""
+
+    snapshot: PendingSnapshot
+
+    def apply(self, transaction: Transaction) -> None:
+        """Compare and write."""
+        snapshot = self.snapshot
+        for row in snapshot.rows:
             transaction.execute(_PUT, **attrs.asdict(row))
+        for blocker in snapshot.blockers:
+            _settle(transaction, blocker)
+        for found in transaction.execute(_OPEN_ROWS).all():
+            row = ActivityRow(**found._mapping)
+            if lost_sight_of(row, snapshot.known):
+                transaction.execute(_LOSE, lost=row.call_id, new_pending_state=untracked(row).pending_state)
+        true = {row.call_id for row in snapshot.journal}
+        for call_id in transaction.execute(_JOURNALLED).scalars().all():
+            if call_id not in true:
+                transaction.execute(_DROP, dropped=call_id)
+        for entry in snapshot.journal:
+            transaction.execute(_JOURNAL_IS, **_journal_values(entry))
+        for principal in transaction.execute(_PRINCIPALS).scalars().all():
+            oldest = transaction.execute(_OLDEST_KEPT, owner=principal).scalar()
+            if oldest is not None:
+                transaction.execute(_FORGET, owner=principal, oldest=oldest)
 
 
 @attrs.frozen
@@ -164,24 +160,28 @@ class AppendPending(_Base):
         synced: Whether it must survive a power cut.
     """
 
-    row: PendingRow
+    row: JournalRow
     synced: bool = False  # type: ignore[misc]
 
     def apply(self, transaction: Transaction) -> None:
         """Write it."""
-        transaction.execute(_APPEND, **attrs.asdict(self.row) | {"wire_ids": json.dumps(self.row.wire_ids)})
+        transaction.execute(_JOURNAL, **_journal_values(self.row))
 
 
-@attrs.frozen
-class RemovePending(_Base):
-    """Removes journal rows."""
+def _settle(transaction: Transaction, write: BlockerWrite) -> None:
+    transaction.execute(
+        _SETTLED,
+        of_blocker=write.blocker,
+        new_revision=write.revision,
+        new_pending_state=write.pending_state,
+        new_settled_by=write.settled_by,
+        new_resolved_at=write.resolved_at,
+        new_blocker=write.into,
+    )
 
-    call_ids: Sequence[str]
 
-    def apply(self, transaction: Transaction) -> None:
-        """Remove them."""
-        for call_id in self.call_ids:
-            transaction.execute(sa.delete(pending_journal).where(pending_journal.c.call_id == call_id))
+def _journal_values(row: JournalRow) -> dict[str, Any]:
+    return attrs.asdict(row) | {"wire_ids": json.dumps(row.wire_ids)}
 
 
 def activity_of(connection: sa.Connection, call_id: str) -> ActivityRow | None:
@@ -198,7 +198,16 @@ def activities(connection: sa.Connection, principal: str | None, limit: int) -> 
     return [ActivityRow(**row._mapping) for row in connection.execute(rows)]
 
 
-def pending(connection: sa.Connection) -> list[PendingRow]:
-    """Every journal row, in the order of sending."""
-    rows = connection.execute(sa.select(pending_journal).order_by(pending_journal.c.seq))
-    return [PendingRow(**dict(row._mapping) | {"wire_ids": tuple(json.loads(row.wire_ids))}) for row in rows]
+def left_pending(connection: sa.Connection) -> LeftPending:
+    """The journal in the order of the sequence, the rows of its calls, and the greatest revision there is."""
+    found = connection.execute(
+        sa.select(pending_journal).order_by(pending_journal.c.seq, pending_journal.c.call_id)
+    ).all()
+    journal = [JournalRow(**dict(row._mapping) | {"wire_ids": tuple(json.loads(row.wire_ids))}) for row in found]
+    rows = connection.execute(_ROWS.where(activity.c.call_id.in_(_JOURNALLED)))
+    newest = connection.execute(sa.select(sa.func.max(activity.c.revision))).scalar() or 0
+    return LeftPending(
+        journal=journal,
+        activity={row.call_id: ActivityRow(**row._mapping) for row in rows},
+        revision=max([newest, *(row.seq for row in journal)]),
+    )

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import attrs
 import sqlalchemy as sa
 
+from ztrio.activity import ActivityRow, LeftPending
 from ztrio.audit import AuditEvent
 from ztrio.errors import StoreUnavailable
 from ztrio.store import JobRow, SessionRow
@@ -204,20 +205,20 @@ class StoreReader:
             return attrs.evolve(found, bad=missing, problem=problem)
         return found
 
-    def activity(self, call_id: str) -> pending.ActivityRow | None:
-        """What is known of an upstream call, or None."""
+    def activity(self, call_id: str) -> ActivityRow | None:
+        """What is known of a pending call, or None."""
         with self._asking() as connection:
             return pending.activity_of(connection, call_id)
 
-    def activities(self, *, principal: str | None, limit: int) -> list[pending.ActivityRow]:
-        """The newest upstream calls that somebody was not sure about, newest first."""
+    def activities(self, *, principal: str | None, limit: int) -> list[ActivityRow]:
+        """The newest calls that somebody was not sure about, newest first."""
         with self._asking() as connection:
             return pending.activities(connection, principal, limit)
 
-    def pending(self) -> list[pending.PendingRow]:
-        """Upstream writes that may be on their way, in the order of sending."""
+    def left_pending(self) -> LeftPending:
+        """Writes that may be on their way or shut a gate, and what is known of them."""
         with self._asking() as connection:
-            return pending.pending(connection)
+            return pending.left_pending(connection)
 
 
 def _objects(links: Iterable[Link], wanted: reading.Wanted) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from ztrio_sql.tables import meta, metadata
 
 __all__ = ["FORMAT", "bring_up_to_date", "database_at", "make"]
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Number of the newest migration. A database says which it has, so that an older ztrio leaves a newer one alone."""
 
 

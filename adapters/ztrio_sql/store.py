@@ -16,12 +16,13 @@ import attrs
 import trio
 from outcome import Outcome as Captured
 
+from ztrio.activity import ActivityRow, JournalRow, LeftPending, PendingSnapshot, PendingWrite
 from ztrio.audit import AuditEvent
 from ztrio.errors import Outcome, StoreUnavailable
 from ztrio.store import AlreadyEnded, Claim, JobEnd, JobRow, SessionRow
 from ztrio_sql.chain import Verification
 from ztrio_sql.operations import Abort, Advance, ClaimKey, End, InsertJob, NeedRecovery, Nothing, Record, Recover
-from ztrio_sql.pending import ActivityRow, AppendPending, PendingRow, PutActivity, RemovePending
+from ztrio_sql.pending import AppendPending, ResyncPending, WritePending
 from ztrio_sql.reader import StoreReader
 from ztrio_sql.retention import Retain, Retention, SetRetention
 from ztrio_sql.transaction import LogEntry, Operation
@@ -116,18 +117,15 @@ class SqlStore:
         return await self._ask(self._reader.verify)  # type: ignore[no-any-return]
 
     async def activity(self, call_id: str) -> ActivityRow | None:
-        """What is known of an upstream call, or None."""
         return await self._ask(self._reader.activity, call_id)  # type: ignore[no-any-return]
 
     async def activities(self, *, principal: str | None, limit: int) -> list[ActivityRow]:
-        """The newest upstream calls that somebody was not sure about, newest first."""
         return await self._ask(  # type: ignore[no-any-return]
             lambda: self._reader.activities(principal=principal, limit=limit)
         )
 
-    async def pending(self) -> list[PendingRow]:
-        """Upstream writes that may be on their way, in the order of sending."""
-        return await self._ask(self._reader.pending)  # type: ignore[no-any-return]
+    async def left_pending(self) -> LeftPending:
+        return await self._ask(self._reader.left_pending)  # type: ignore[no-any-return]
 
     # ---- writes
 
@@ -195,15 +193,16 @@ class SqlStore:
         while await self._do(Retain(self._retention)):
             pass
 
-    async def put_activity(self, rows: Sequence[ActivityRow]) -> None:
-        """Write activity rows, or bring them up to date; they are there when it returns, all or none."""
-        await self._do(PutActivity(tuple(rows)))
+    async def write_pending(self, writes: Sequence[PendingWrite]) -> None:
+        await self._do(WritePending(tuple(writes)))
 
-    def append_pending_nowait(self, row: PendingRow) -> None:
-        """Note an upstream write that is about to be sent, without waiting."""
+    async def resync_pending(self, snapshot: PendingSnapshot) -> None:
+        await self._do(ResyncPending(snapshot))
+
+    def append_pending_nowait(self, row: JournalRow) -> None:
         self._keep(AppendPending(row))
 
-    async def append_pending(self, row: PendingRow, *, synced: bool = False) -> None:
+    async def append_pending(self, row: JournalRow, *, synced: bool = False) -> None:
         """Note an upstream write that is about to be sent.
 
         Args:
@@ -211,10 +210,6 @@ class SqlStore:
             synced: Whether the note must survive a power cut.
         """
         await self._do(AppendPending(row, synced))
-
-    def remove_pending_nowait(self, call_ids: Sequence[str]) -> None:
-        """Forget writes that have their answers."""
-        self._keep(RemovePending(tuple(call_ids)))
 
     # ---- between trio and the threads
 

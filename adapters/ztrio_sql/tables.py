@@ -106,7 +106,7 @@ activity: Final = sa.Table(
     sa.Column("tool", sa.Text, nullable=False),
     # Grows with every update of the row, over restarts as well.
     sa.Column("revision", BIG, nullable=False),
-    sa.Column("pending_state", sa.Text, nullable=False),
+    sa.Column("pending_state", sa.Text, nullable=False, index=True),
     sa.Column("reason", sa.Text),
     sa.Column("late_outcome", sa.Text),
     sa.Column("blocker", sa.Text),
@@ -138,6 +138,9 @@ pending_journal: Final = sa.Table(
     sa.Column("wire_ids", sa.Text, nullable=False),
     # Seconds since the epoch.
     sa.Column("sent_at", sa.Double, nullable=False),
-    sa.Column("expires_at", sa.Double, nullable=False),
+    # NULL for never.
+    sa.Column("expires_at", sa.Double),
+    # How many calls it stands for.
+    sa.Column("members", BIG, nullable=False),
 )
-"""Upstream writes that may be on their way; never with arguments."""
+"""Writes that may be on their way, or shut a gate; never with arguments."""

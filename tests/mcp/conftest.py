@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -55,6 +55,7 @@ class Served:
         return [event["event"] for event in events if event.get("request_id") == request_id]
 
 
+Gate = Literal["off", "warn", "enforce"]
 Serving = Callable[..., AbstractAsyncContextManager[Served]]
 Starting = Callable[..., AbstractAsyncContextManager[RawProcess]]
 
@@ -70,12 +71,14 @@ def serving(box: ztrio.Toolbox, tmp_path: Path) -> Serving:
     """Opens a server on pipes with a raw client; `handshake=False` leaves the era open."""
 
     @asynccontextmanager
-    async def serve(*, handshake: bool = True, toolbox: ztrio.Toolbox = box, **options: Any) -> AsyncIterator[Served]:
+    async def serve(
+        *, handshake: bool = True, toolbox: ztrio.Toolbox = box, gate: Gate = "warn", **options: Any
+    ) -> AsyncIterator[Served]:
         server_in, client_out = os.pipe()
         client_in, server_out = os.pipe()
         ending = Ending()
         async with (
-            ztrio.open_supervisor(toolbox, workspace=tmp_path) as supervisor,
+            ztrio.open_supervisor(toolbox, workspace=tmp_path, gate=gate) as supervisor,
             raw_client(trio.lowlevel.FdStream(client_out), trio.lowlevel.FdStream(client_in)) as client,
             trio.open_nursery() as nursery,
         ):

@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-for name in ("contract", "contract_ends", "contract_keys", "contract_log", "contract_sessions", "faults", "rows"):
+for name in (
+    "contract",
+    "contract_ends",
+    "contract_keys",
+    "contract_log",
+    "contract_pending",
+    "contract_sessions",
+    "faults",
+    "rows",
+):
     pytest.register_assert_rewrite(f"tests.store.{name}")
 
 from tests.store.faults import Faults  # noqa: E402 - only now

@@ -20,13 +20,16 @@ import trio.testing
 from tests.store.contract_ends import EndContract
 from tests.store.contract_keys import KeyContract
 from tests.store.contract_log import LogContract
+from tests.store.contract_pending import PendingContract, noted
+from tests.store.contract_pending import row as row_of
 from tests.store.contract_sessions import SessionContract
 from tests.store.rows import Clock, OpenStore, end, event, job_row, log, write
+from ztrio.activity import PendingSnapshot, PendingWrite
 from ztrio.errors import Outcome
 from ztrio.store import JobEnd, JobRow, StoreConflict
 
 
-class StoreContract(EndContract, KeyContract, LogContract, SessionContract):
+class StoreContract(EndContract, KeyContract, LogContract, PendingContract, SessionContract):
     @pytest.fixture
     def clock(self) -> Clock:
         """The store's wall clock."""
@@ -59,6 +62,7 @@ class StoreContract(EndContract, KeyContract, LogContract, SessionContract):
                 store.record(event("allow", 1))
                 store.insert_job_nowait(job_row(3))
                 store.advance_nowait("job_3", "preparing")
+                store.append_pending_nowait(noted(1))
             for operation in (
                 lambda: store.insert_job(job_row(1)),
                 lambda: store.claim(row),
@@ -75,6 +79,11 @@ class StoreContract(EndContract, KeyContract, LogContract, SessionContract):
                 lambda: store.sessions("ann"),
                 lambda: store.events(principal=None, after=0, limit=1),
                 lambda: store.job_events("job_1"),
+                lambda: store.write_pending([PendingWrite(row=row_of(1))]),
+                lambda: store.resync_pending(PendingSnapshot()),
+                store.left_pending,
+                lambda: store.activity("pc_1"),
+                lambda: store.activities(principal=None, limit=1),
             ):
                 with trio.testing.assert_checkpoints():
                     await operation()

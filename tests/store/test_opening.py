@@ -343,7 +343,7 @@ async def test_an_older_store_is_brought_up_to_date(tmp_path: Path) -> None:
     async with open_store(path) as store:
         assert "st_old" == store.store_id
         assert ("si_1", 3) == ((await present(store)).incarnation, (await present(store)).version)
-        assert [] == await store.pending()
+        assert [] == list((await store.left_pending()).journal)
         assert FORMAT == database_at(path).examine()
         await end(store, 1)
     shutil.copy(path, tmp_path / "copy.db")

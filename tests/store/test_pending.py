@@ -1,132 +1,97 @@
-"""Rows of upstream calls: idempotent, safe in any order, and never back from a terminal state."""
+"""Rows of pending calls: the durable store and the one in memory agree, whatever comes in whatever order."""
 
 from pathlib import Path
 from typing import Any
 
-import attrs
-import pytest
+import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ztrio_sql import ActivityRow, PendingRow, StoreReader, open_store
-from ztrio_sql.pending import TERMINAL
+from tests.store.contract_pending import noted, put, row
+from ztrio.activity import FINAL, OPEN, ActivityRow, BlockerWrite, PendingSnapshot, PendingWrite
+from ztrio.memory_activity import MemoryActivity
+from ztrio_sql import StoreReader, open_store
+from ztrio_sql.chain import Anchor
+from ztrio_sql.pending import ResyncPending, WritePending, activities, activity_of, left_pending
 from ztrio_sql.schema import database_at, make
-from ztrio_sql.tables import activity
+from ztrio_sql.tables import activity, pending_journal
 from ztrio_sql.transaction import Transaction
 
-
-def row(number: int, revision: int = 1, state: str = "unresolved", **facts: Any) -> ActivityRow:
-    """A row of an upstream call."""
-    return attrs.evolve(
-        ActivityRow(
-            call_id=f"pc_{number}",
-            principal="ann" if number % 2 else "bob",
-            gate_scope="ann",
-            server="files",
-            tool="write",
-            revision=revision,
-            pending_state=state,
-        ),
-        **facts,
-    )
-
-
-def sent(number: int) -> PendingRow:
-    """A write that is about to be sent."""
-    return PendingRow(
-        call_id=f"pc_{number}",
-        seq=number,
-        server="files",
-        transport="stdio",
-        epoch=3,
-        principal="ann",
-        gate_scope="ann",
-        tool="write",
-        gate_tier="write",
-        admission_tier="write",
-        wire_ids=(7, "7", number),
-        sent_at=1.5,
-        expires_at=601.5,
-    )
-
-
-async def test_activity_rows(tmp_path: Path) -> None:
-    """Rows are there when the write returns, are brought up to date by newer ones, and keep what was known."""
-    async with open_store(tmp_path / "state.db") as store:
-        await store.put_activity([row(number, reason="deadline_exceeded", sent_at=1.0) for number in range(1, 6)])
-        await store.put_activity([row(1, 2, "completed_late", late_outcome="success", resolved_at=2.0), row(6)])
-        expected = row(
-            1, 2, "completed_late", reason="deadline_exceeded", sent_at=1.0, late_outcome="success", resolved_at=2.0
-        )
-        assert expected == await store.activity("pc_1")
-        assert await store.activity("pc_9") is None
-        assert ["pc_5", "pc_3"] == [each.call_id for each in await store.activities(principal="ann", limit=2)]
-        assert 6 == len(await store.activities(principal=None, limit=100))
-    with StoreReader.open(tmp_path / "state.db") as reader:
-        assert expected == reader.activity("pc_1")
-        assert 3 == len(reader.activities(principal="bob", limit=100))
-
-
-async def test_an_update_that_comes_late_changes_nothing(tmp_path: Path) -> None:
-    """The same update again, or an older one after a newer, leaves the row as it is."""
-    async with open_store(tmp_path / "state.db") as store:
-        newest = row(1, 5, "cancelling", reason="caller_cancelled")
-        await store.put_activity([newest])
-        for late in (newest, row(1, 4, "expired"), row(1, 5, "expired", late_outcome="success")):
-            await store.put_activity([late])
-            assert newest == await store.activity("pc_1")
-
-
-@pytest.mark.parametrize("state", TERMINAL)
-async def test_a_terminal_state_stays(tmp_path: Path, state: str) -> None:
-    """A terminal state never changes; a late outcome, and who settled it, may still be added."""
-    async with open_store(tmp_path / "state.db") as store:
-        await store.put_activity([row(1, 1, state, resolved_at=1.0)])
-        await store.put_activity([row(1, 2, "unresolved", late_outcome="success", settled_by="operator")])
-        expected = row(1, 2, state, resolved_at=1.0, late_outcome="success", settled_by="operator")
-        assert expected == await store.activity("pc_1")
-
-
-@given(
-    updates=st.lists(
-        st.tuples(st.integers(1, 6), st.sampled_from(["unresolved", "cancelling", "untracked", *TERMINAL])), max_size=12
-    )
+STATES = st.sampled_from([*OPEN, *FINAL, "untracked"])
+NUMBERS = st.integers(1, 4)
+BLOCKERS = st.sampled_from(["pcb_1", "pcb_2"])
+REVISIONS = st.integers(1, 6)
+ROWS = st.builds(
+    row, NUMBERS, REVISIONS, STATES, blocker=st.none() | BLOCKERS, late_outcome=st.none() | st.just("success")
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_updates_in_any_order(tmp_path: Path, updates: list[tuple[int, str]]) -> None:
-    """Whatever comes in whatever order, the revision never falls and a terminal state never changes."""
-    from ztrio_sql.chain import Anchor
-    from ztrio_sql.pending import PutActivity, activity_of
+JOURNAL = st.builds(noted, NUMBERS, seq=REVISIONS, expires_at=st.none() | st.just(5.0))
+BLOCKER_WRITES = st.builds(
+    BlockerWrite,
+    blocker=BLOCKERS,
+    revision=REVISIONS,
+    pending_state=STATES,
+    settled_by=st.none() | st.just("expired"),
+    resolved_at=st.none() | st.just(3.0),
+    into=st.none() | BLOCKERS,
+)
+WRITES = st.builds(
+    PendingWrite,
+    row=st.none() | ROWS,
+    blocker=st.none() | BLOCKER_WRITES,
+    put=st.none() | JOURNAL,
+    drop=st.lists(NUMBERS.map("pc_{}".format), max_size=2).map(tuple),
+)
+SNAPSHOTS = st.builds(
+    PendingSnapshot,
+    rows=st.lists(ROWS, max_size=2),
+    blockers=st.lists(BLOCKER_WRITES, max_size=2),
+    known=st.frozensets(NUMBERS.map("pc_{}".format) | BLOCKERS),
+    journal=st.lists(JOURNAL, max_size=2, unique_by=lambda each: each.call_id),
+)
 
+
+@given(steps=st.lists(st.lists(WRITES, max_size=3) | SNAPSHOTS, max_size=6))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_updates_in_any_order(tmp_path: Path, steps: list[Any]) -> None:
+    """Both stores say the same after any history; no revision falls, and no final state changes."""
     database = database_at(tmp_path / "state.db")
     if database.examine() is None:
         make(database)
+    memory = MemoryActivity()
     with database.writer() as connection:
-        before: ActivityRow | None = None
-        for revision, state in updates:
-            PutActivity((row(1, revision, state),)).apply(Transaction(connection, Anchor(), 0.0))
-            now = activity_of(connection, "pc_1")
-            assert now is not None
-            if before is not None:
-                assert now.revision == max(before.revision, revision)
-                if before.pending_state in TERMINAL or revision <= before.revision:
-                    assert before.pending_state == now.pending_state
-            before = now
+        for step in steps:
+            before = {each.call_id: each for each in memory.activities(None, 100)}
+            transaction = Transaction(connection, Anchor(), 0.0)
+            if isinstance(step, PendingSnapshot):
+                memory.resync(step)
+                ResyncPending(step).apply(transaction)
+            else:
+                memory.write(step)
+                WritePending(tuple(step)).apply(transaction)
+            assert memory.activities(None, 100) == activities(connection, None, 100)
+            assert memory.left() == left_pending(connection)
+            for call_id, old in before.items():
+                now = activity_of(connection, call_id)
+                assert now is not None
+                assert now.revision >= old.revision
+                assert old.pending_state not in FINAL or old.pending_state == now.pending_state
         connection.execute(activity.delete())
+        connection.execute(pending_journal.delete())
         connection.commit()
 
 
-async def test_the_journal_of_sent_writes(tmp_path: Path) -> None:
-    """What was noted and not removed is found after a restart, in the order of sending, ids with their types."""
+async def test_everything_survives(tmp_path: Path) -> None:
+    """Rows and journal are there when the store is opened again, and for who only looks."""
     async with open_store(tmp_path / "state.db") as store:
-        for number in (5, 3):
-            store.append_pending_nowait(sent(number))
-        await store.append_pending(sent(1), synced=True)
-        await store.append_pending(sent(4))
-        store.remove_pending_nowait(["pc_3", "pc_9"])
-        expected = [sent(1), sent(4), sent(5)]
-        assert expected == await store.pending()
+        await store.write_pending(put(row(1, reason="external_effects")))
+        await store.append_pending(noted(1), synced=True)
+        await store.append_pending(noted(2))
         assert 1 <= store.statistics().synced <= 2
+    expected: list[ActivityRow] = [row(1, reason="external_effects")]
+    async with open_store(tmp_path / "state.db") as store:
+        assert [noted(1), noted(2)] == list((await store.left_pending()).journal)
+        assert expected == await store.activities(principal="ann", limit=9)
     with StoreReader.open(tmp_path / "state.db") as reader:
-        assert expected == reader.pending()
-        assert [int, str, int] == [type(each) for each in reader.pending()[0].wire_ids]
+        assert (expected, expected[0]) == (reader.activities(principal=None, limit=9), reader.activity("pc_1"))
+        assert {"pc_1": row(1, reason="external_effects")} == dict(reader.left_pending().activity)
+    await trio.lowlevel.checkpoint()

@@ -42,7 +42,7 @@ async def opened(
             publisher=Publisher(workspace, ops=ops),
         ) as supervisor,
     ):
-        supervisor.audit.add_reducer(log.events.append)
+        supervisor.audit.add_reducer(log.take)
         yield supervisor, log, store
 
 

@@ -33,9 +33,14 @@ ANYTHING: list[BaseException] = [
 
 @attrs.define
 class Log:
-    """What a supervisor published, in order."""
+    """What a supervisor published, in order: about calls, and about those of them that are pending."""
 
     events: list[AuditEvent] = attrs.field(factory=list)
+    pending: list[AuditEvent] = attrs.field(factory=list)
+
+    def take(self, event: AuditEvent) -> None:
+        """Note an event."""
+        (self.events if event.pending is None else self.pending).append(event)
 
     def names(self, job_id: str | None = None) -> list[str]:
         """The events of one call; of the only one, when its id is omitted."""
@@ -57,7 +62,7 @@ async def opened(workspace: Path, script: Any = None, **options: Any) -> AsyncIt
     options.setdefault("settings", SETTINGS)
     log = Log()
     async with open_scripted_supervisor(toolbox, workspace, backend, **options) as supervisor:
-        supervisor.audit.add_reducer(log.events.append)
+        supervisor.audit.add_reducer(log.take)
         yield supervisor, log
 
 
@@ -101,8 +106,9 @@ async def nothing_left(supervisor: ztrio.Supervisor, workspace: Path) -> None:
     """Assert that no call holds anything any more."""
     await settle()
     left = supervisor.statistics()
-    assert (0, 0, 0, {}, 0) == (
+    assert (0, 0, 0, 0, {}, 0) == (
         left.calls,
+        left.pending.registry.in_flight,
         left.tickets.granted,
         left.tickets.waiting,
         left.tickets.keys,

@@ -87,7 +87,7 @@ async def live(place: Path, played: list[Move], commits: list[Literal["before", 
         await until(lambda: store.statistics().waiting == 0 and not job_directories(workspace))
         assert (0, {}) == (supervisor.statistics().slots_in_use, supervisor.statistics().tickets.keys)
         outcomes = {}
-        for job_id in {event.execution_job_id for event in history.events}:
+        for job_id in {event.execution_job_id for event in history.events if event.pending is None}:
             names = history.of_job(job_id)
             end = [name for name in names if name in ENDS]
             if "start" not in names:

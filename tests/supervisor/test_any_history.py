@@ -121,7 +121,7 @@ async def live(workspace: Path, played: list[Move], failing: dict[str, int], wor
 
         await nothing_left(supervisor, workspace)
         assert [] == job_directories(workspace)
-        by_job = Counter(event.execution_job_id for event in history.events)
+        by_job = Counter(event.execution_job_id for event in history.events if event.pending is None)
         for job_id in by_job:
             names = history.of_job(job_id)
             end = [name for name in names if name in ENDS]

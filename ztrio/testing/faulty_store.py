@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
 
+from ztrio.activity import ActivityRow, LeftPending, PendingSnapshot, PendingWrite
 from ztrio.audit import AuditEvent
 from ztrio.errors import Outcome
 from ztrio.memory_store import MemoryStore
@@ -21,9 +22,10 @@ class FaultyStore(MemoryStore):
 
     Args:
         fail: Operation → what it raises: `session`, `sessions`, `job`, `unfinished`, `insert_job`, `claim`, `advance`,
-            `write_intent`, `finish`, `abort`, `recovered`, `need_recovery`, `record`. With `advance:<phase>` only that
-            step fails, with `finish:<event>`, `recovered:<event>` and `record:<event>` only the one of that event. The
-            variants that block or do not wait have the name of the one that does.
+            `write_intent`, `finish`, `abort`, `recovered`, `need_recovery`, `record`, `write_pending`,
+            `resync_pending`, `left_pending`, `activity`. With `advance:<phase>` only that step fails, with
+            `finish:<event>`, `recovered:<event>` and `record:<event>` only the one of that event. The variants that
+            block or do not wait have the name of the one that does.
         stall: Operations, named the same way, that never end. What is not waited for is taken and never done; what
             blocks cannot stall.
         before: Called with the name of each operation before it runs; for what somebody else does at that instant.
@@ -116,6 +118,22 @@ class FaultyStore(MemoryStore):
             if name in self.fail:
                 raise self.fail[name]
         super().record(event)
+
+    async def write_pending(self, writes: Sequence[PendingWrite]) -> None:
+        await self._step("write_pending")
+        await super().write_pending(writes)
+
+    async def resync_pending(self, snapshot: PendingSnapshot) -> None:
+        await self._step("resync_pending")
+        await super().resync_pending(snapshot)
+
+    async def left_pending(self) -> LeftPending:
+        await self._step("left_pending")
+        return await super().left_pending()
+
+    async def activity(self, call_id: str) -> ActivityRow | None:
+        await self._step("activity")
+        return await super().activity(call_id)
 
     async def _step(self, operation: str, detail: str | None = None) -> None:
         for name in self._called(operation, detail):
