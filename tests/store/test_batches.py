@@ -107,3 +107,40 @@ async def test_a_cancelled_commit_that_still_waited_never_happens(tmp_path: Path
             faults.gate = None
         await store.abort("job_1")
         assert await store.session("ann", "default") is None
+
+
+async def test_what_nobody_waits_for_goes_with_what_somebody_waits_for(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operation that nobody waits for costs no transaction when one follows that somebody waits for."""
+    monkeypatch.setattr("ztrio_sql.writer._LINGER", 60.0)
+    async with opened(tmp_path, faults) as store:
+        before = store.statistics().batches
+        with trio.fail_after(20):
+            store.insert_job_nowait(job_row(1))
+            store.record(event("allow", 1))
+            store.advance_nowait("job_1", "worker_running")
+            await store.finish(commit_of(1))
+        assert (before + 1, 0) == (store.statistics().batches, store.statistics().waiting)
+        assert ["allow", "commit"] == [each.event for each in await log(store)]
+
+
+async def test_what_nobody_waits_for_is_written_in_a_moment(tmp_path: Path, faults: Faults) -> None:
+    """An operation that nobody waits for is written without another one that somebody waits for."""
+    async with opened(tmp_path, faults) as store:
+        before = store.statistics().batches
+        store.insert_job_nowait(job_row(1))
+        await until(lambda: store.statistics().batches == before + 1)
+
+
+async def test_many_that_nobody_waits_for_are_not_kept(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full transaction is written at once, though nobody waits for it."""
+    monkeypatch.setattr("ztrio_sql.writer._LINGER", 60.0)
+    monkeypatch.setattr("ztrio_sql.writer._MAX_BATCH", 3)
+    async with opened(tmp_path, faults) as store:
+        before = store.statistics().batches
+        for number in range(3):
+            store.insert_job_nowait(job_row(number))
+        await until(lambda: store.statistics().batches == before + 1)
