@@ -97,6 +97,7 @@ class _Base:
     job_id: str | None = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
+    lazy: ClassVar[bool] = False
     size: ClassVar[int] = _ROW
 
 
@@ -124,6 +125,7 @@ class Record(_Base):
     """Appends an event."""
 
     entry: LogEntry = attrs.field(kw_only=True)
+    lazy: ClassVar[bool] = True
 
     def apply(self, transaction: Transaction) -> None:
         """Append it."""
@@ -135,6 +137,7 @@ class InsertJob(_Base):
     """Remembers an accepted call."""
 
     row: JobRow = attrs.field(kw_only=True)
+    lazy: ClassVar[bool] = True
 
     def apply(self, transaction: Transaction) -> None:
         """Insert it; that it is known already, the database says."""
@@ -184,6 +187,11 @@ class Advance(_Base):
 
     changes: dict[str, Any] = attrs.field(kw_only=True)
     synced: bool = attrs.field(default=False, kw_only=True)  # type: ignore[misc]
+
+    @property
+    def lazy(self) -> bool:  # type: ignore[override]
+        """Whether it is a mere phase; a worker's process id is wanted by recovery."""
+        return self.changes.keys() == {"phase"}
 
     @property
     def size(self) -> int:  # type: ignore[override]

@@ -125,6 +125,10 @@ class Operation(Protocol):
         """Whether it ends the call, so that nobody must be in doubt about it."""
 
     @property
+    def lazy(self) -> bool:
+        """Whether it may wait for a moment, where nobody waits for it: what follows says more about the call."""
+
+    @property
     def size(self) -> int:
         """Bytes that it writes, roughly."""
 

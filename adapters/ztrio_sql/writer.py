@@ -1,8 +1,8 @@
 """The one thread that writes: it takes everything that waits, has it done in one transaction, and answers all.
 
 So the more calls there are at once, the fewer syncs each of them pays for, and nobody waits for a lock. Operations take
-effect in the order in which they were submitted, whoever submitted them. What nobody waits for is kept for a moment: the
-next operation that somebody waits for mostly comes before that is over, and then both are one transaction.
+effect in the order in which they were submitted, whoever submitted them. That a call was accepted need not be written at
+once, if nobody waits for it: in a moment there is more to say about it, and then all of it is one transaction.
 
 While the store cannot be written, whoever waits is told so at once, and what was submitted without waiting is kept and
 tried again in its order, as is a transaction that changes nothing, so that it is noticed when the trouble ends.
@@ -32,7 +32,7 @@ __all__ = ["Ticket", "Writer", "WriterStatistics"]
 
 _MAX_BATCH: Final = 512  # operations in a transaction
 _MAX_BATCH_BYTES: Final = 16 * 2**20
-_LINGER: Final = 0.01  # seconds that what nobody waits for is kept, and so what the death of this process may lose of it
+_LINGER: Final = 0.01  # seconds that a lazy operation waits, so that the death of this process may lose it
 _RETRY: Final = 0.5  # seconds between attempts while the store cannot be written
 _IDLE: Final = 60.0  # seconds between looks whether there is something to tidy up
 _FIRST_LOOK: Final = 2.0  # seconds after the start; whoever waits for it has other worries
@@ -51,6 +51,11 @@ class Ticket:
     operation: Operation
     awaited: bool
     answer: Outcome[Any] | None = None
+
+    @property
+    def lazy(self) -> bool:
+        """Whether it need not be written at once."""
+        return self.operation.lazy and not self.awaited
 
 
 @attrs.frozen
@@ -102,8 +107,8 @@ class Writer:
         # These are changed under the condition's lock. What waits, oldest first, and how many of them are awaited:
         self._queue: deque[Ticket] = deque()
         self._awaited = 0
-        # When the queue stopped being empty, by the monotonic clock.
-        self._since = 0.0
+        # Until when what waits may wait, by the monotonic clock; meaningless while nothing waits.
+        self._due = 0.0
         # Whether nothing more is taken.
         self._closing = False
         # Whether the thread has taken tickets that it has not done yet.
@@ -130,11 +135,13 @@ class Writer:
         with self._wake:
             if self._closing:
                 raise StoreUnavailable("The store is closed. Nothing was written.")
-            if not self._queue:
-                self._since = time.monotonic()
+            now = time.monotonic()
+            due = now + _LINGER if ticket.lazy and len(self._queue) < _MAX_BATCH else now
+            sooner = not self._queue or due < self._due
             self._queue.append(ticket)
             self._awaited += ticket.awaited
-            if ticket.awaited or len(self._queue) in (1, _MAX_BATCH):
+            if sooner:
+                self._due = due
                 self._wake.notify()
 
     def withdraw(self, ticket: Ticket) -> bool:
@@ -193,12 +200,9 @@ class Writer:
         """Wait for something to do; an empty batch when it is time to try again or to tidy up, None at the end."""
         with self._wake:
             until = time.monotonic() + _RETRY if self._trouble is not None else self._tidy_at
-            while not self._closing and not self._awaited:
-                if self._queue and self._trouble is None:
-                    if len(self._queue) >= _MAX_BATCH:
-                        break
-                    until = min(until, self._since + _LINGER)
-                left = until - time.monotonic()
+            while not self._closing and not (self._trouble is not None and self._awaited):
+                at = min(until, self._due) if self._queue and self._trouble is None else until
+                left = at - time.monotonic()
                 if left <= 0:
                     break
                 self._wake.wait(left)
