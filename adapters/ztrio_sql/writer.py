@@ -1,8 +1,8 @@
 """The one thread that writes: it takes everything that waits, has it done in one transaction, and answers all.
 
 So the more calls there are at once, the fewer syncs each of them pays for, and nobody waits for a lock. Operations take
-effect in the order in which they were submitted, whoever submitted them. That a call was accepted need not be written at
-once, if nobody waits for it: in a moment there is more to say about it, and then all of it is one transaction.
+effect in the order in which they were submitted, whoever did. That a call was accepted need not be written at once, if
+nobody waits for it: in a moment there is more to say about it, and then all of it is one transaction.
 
 While the store cannot be written, whoever waits is told so at once, and what was submitted without waiting is kept and
 tried again in its order, as is a transaction that changes nothing, so that it is noticed when the trouble ends.

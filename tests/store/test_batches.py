@@ -150,9 +150,7 @@ async def test_that_a_call_was_accepted_is_written_in_a_moment(tmp_path: Path, f
         await until(lambda: store.statistics().batches == before + 1)
 
 
-async def test_many_accepted_calls_do_not_wait(
-    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_many_accepted_calls_do_not_wait(tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as fit a transaction are written at once."""
     monkeypatch.setattr("ztrio_sql.writer._LINGER", 60.0)
     monkeypatch.setattr("ztrio_sql.writer._MAX_BATCH", 3)

@@ -144,9 +144,11 @@ def _statx(dir_fd: int, name: str) -> Stat | None:
         if number == errno.ENOENT:
             return None
         raise OSError(number, os.strerror(number), name)
-    mask, attributes, links, uid, gid, mode, inode, size, born_s, born_ns, mtime_s, mtime_ns = _STATX.unpack_from(buffer)
+    mask, attributes, links, uid, gid, mode, inode, size, *times = _STATX.unpack_from(buffer)
+    born_s, born_ns, mtime_s, mtime_ns = times
+    born = born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None
     return Stat(
-        identity=Identity(inode, born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None),
+        identity=Identity(inode, born),
         mode=mode,
         size=size,
         mtime_ns=mtime_s * 10**9 + mtime_ns,
