@@ -1,8 +1,8 @@
 """One transaction of the writer: what several operations do to the database, all or nothing.
 
 Positions and hashes of the log are given out here, in the order in which the operations come, and the events are
-written in one go at the end. So are the rows of new calls: what happens to a call in the transaction that inserts it (to
-a read mostly everything) costs no statement of its own.
+written in one go at the end. So are the rows of new calls: what happens to a call in the transaction that inserts it
+(to a read mostly everything) costs no statement of its own.
 """
 
 from __future__ import annotations
