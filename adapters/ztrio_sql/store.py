@@ -160,7 +160,7 @@ class SqlStore:
     def write_intent(self, job_id: str, journal: bytes) -> None:
         changes = {"phase": "publishing_outputs", "journal": journal}
         ticket = _ThreadTicket(Advance(job_id, changes=changes, synced=True), awaited=True)
-        self._writer.submit(ticket)
+        self._writer.do(ticket)
         ticket.answered.wait()
         assert ticket.answer is not None
         ticket.answer.unwrap()

@@ -1,8 +1,11 @@
-"""The one thread that writes: it takes everything that waits, has it done in one transaction, and answers all.
+"""The one that writes: it takes everything that waits, has it done in one transaction, and answers all.
 
 So the more calls there are at once, the fewer syncs each of them pays for, and nobody waits for a lock. Operations take
 effect in the order in which they were submitted, whoever did. That a call was accepted need not be written at once, if
 nobody waits for it: in a moment there is more to say about it, and then all of it is one transaction.
+
+Mostly that is a thread of the store's own. A thread that would have to wait takes the turn itself when it is free (see
+`do`): to wake another one and to be woken by it takes as long as the transaction.
 
 While the store cannot be written, whoever waits is told so at once, and what was submitted without waiting is kept and
 tried again in its order, as is a transaction that changes nothing, so that it is noticed when the trouble ends.
@@ -103,6 +106,8 @@ class Writer:
         self._deliver = deliver
         self._report = report
         self._chore = chore
+        # Held by whoever takes from the queue and writes.
+        self._turn = threading.Lock()
         self._wake = threading.Condition()
         # These are changed under the condition's lock. What waits, oldest first, and how many of them are awaited:
         self._queue: deque[Ticket] = deque()
@@ -111,9 +116,9 @@ class Writer:
         self._due = 0.0
         # Whether nothing more is taken.
         self._closing = False
-        # Whether the thread has taken tickets that it has not done yet.
+        # Whether tickets were taken that are not done yet.
         self._busy = False
-        # Why the last transaction failed, or None. Set by the thread alone, like everything below.
+        # Why the last transaction failed, or None. Changed only by whoever has the turn, like everything below.
         self._trouble: str | None = None
         # Tickets that nobody waits for, of the batch that is in doubt.
         self._uncertain: list[Ticket] = []
@@ -126,8 +131,27 @@ class Writer:
 
     # ---- for everybody
 
-    def submit(self, ticket: Ticket) -> None:
+    def do(self, ticket: Ticket) -> None:
+        """Have an operation done, in this thread if nobody else is writing. Blocks; the answer may still be to come.
+
+        Raises:
+            StoreUnavailable: the store is closed.
+        """
+        mine = self._trouble is None and self._turn.acquire(blocking=False)
+        try:
+            self.submit(ticket, wake=not mine)
+            if mine:
+                self._write(self._pop())
+        finally:
+            if mine:
+                self._turn.release()
+
+    def submit(self, ticket: Ticket, *, wake: bool = True) -> None:
         """Have an operation done after everything submitted before it.
+
+        Args:
+            ticket: The operation.
+            wake: Whether the thread has to be told.
 
         Raises:
             StoreUnavailable: the store is closed.
@@ -142,7 +166,8 @@ class Writer:
             self._awaited += ticket.awaited
             if sooner:
                 self._due = due
-                self._wake.notify()
+                if wake:
+                    self._wake.notify()
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take an awaited ticket back; False when it is too late, because it is being done or was."""
@@ -188,16 +213,16 @@ class Writer:
         self._tidy_at = time.monotonic() + _FIRST_LOOK
         self._reserved = self._reserve.keep()
         try:
-            while (tickets := self._take()) is not None:
-                self._write(tickets)
-                with self._wake:
-                    self._busy = False
-                self._tidy()
+            while self._wait():
+                with self._turn:
+                    self._write(self._pop())
+                    self._tidy()
         finally:
-            self._end()
+            with self._turn:
+                self._end()
 
-    def _take(self) -> list[Ticket] | None:
-        """Wait for something to do; an empty batch when it is time to try again or to tidy up, None at the end."""
+    def _wait(self) -> bool:
+        """Wait for something to do, to try again or to tidy up; False at the end."""
         with self._wake:
             until = time.monotonic() + _RETRY if self._trouble is not None else self._tidy_at
             while not self._closing and not (self._trouble is not None and self._awaited):
@@ -209,8 +234,13 @@ class Writer:
             if self._closing:
                 failing = self._trouble is not None
                 if self._last_try if failing else not self._queue:
-                    return None
+                    return False
                 self._last_try = failing
+            return True
+
+    def _pop(self) -> list[Ticket]:
+        """Take a batch, the oldest first."""
+        with self._wake:
             batch: list[Ticket] = []
             room = _MAX_BATCH_BYTES
             while self._queue and len(batch) < _MAX_BATCH and room > 0:
@@ -223,8 +253,14 @@ class Writer:
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Do a batch. While there is trouble, an empty one finds out whether there still is."""
-        if not tickets and self._trouble is None:
-            return
+        try:
+            if tickets or self._trouble is not None:
+                self._try(tickets)
+        finally:
+            with self._wake:
+                self._busy = False
+
+    def _try(self, tickets: list[Ticket]) -> None:
         try:
             if self._batches.in_doubt:
                 tickets = self._settle() + tickets  # what is in doubt comes first

@@ -159,3 +159,39 @@ async def test_many_accepted_calls_do_not_wait(tmp_path: Path, faults: Faults, m
         for number in range(4):
             store.insert_job_nowait(job_row(number))
         await until(lambda: store.statistics().batches > before)
+
+
+async def test_a_thread_that_waits_does_it_itself(tmp_path: Path, faults: Faults) -> None:
+    """An intent is written by the thread that waits for it, while nobody else writes."""
+    async with opened(tmp_path, faults) as store:
+        await store.insert_job(job_row(1))
+        before = faults.commits
+        await until(lambda: not store._writer._turn.locked())
+
+        def intend() -> bool:
+            store.write_intent("job_1", b"journal")
+            return faults.committer is threading.current_thread()
+
+        assert await trio.to_thread.run_sync(intend)
+        assert before + 1 == faults.commits
+
+
+async def test_threads_that_wait_take_turns(tmp_path: Path, faults: Faults) -> None:
+    """While somebody else writes, an intent waits for its turn, and what came before it is written before it."""
+    async with opened(tmp_path, faults) as store:
+        for number in (1, 2, 3):
+            await store.insert_job(job_row(number))
+        faults.gate = threading.Event()
+        before = faults.commits
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2):
+                nursery.start_soon(trio.to_thread.run_sync, store.write_intent, f"job_{number}", b"journal")
+            nursery.start_soon(store.finish, commit_of(3))
+            await until(faults.at_gate.is_set)
+            await trio.testing.wait_all_tasks_blocked()
+            faults.gate.set()
+            faults.gate = None
+        assert before + 1 <= faults.commits <= before + 3
+        row = await store.job("job_2")
+        assert row is not None
+        assert ("publishing_outputs", b"journal") == (row.phase, row.journal)
