@@ -206,7 +206,7 @@ class Writer:
         batches = self._batches
         return WriterStatistics(self.waiting, batches.written, self._operations, batches.synced, self._trouble)
 
-    # ---- the thread
+    # ---- the thread, and whoever takes the turn in its place
 
     def run(self) -> None:
         """Write until the writer is closed."""
@@ -261,6 +261,7 @@ class Writer:
                 self._busy = False
 
     def _try(self, tickets: list[Ticket]) -> None:
+        """Do a batch, and answer it whatever comes of it."""
         try:
             if self._batches.in_doubt:
                 tickets = self._settle() + tickets  # what is in doubt comes first
@@ -299,7 +300,7 @@ class Writer:
         """COMMIT raised: find out at once whether the batch is there."""
         try:
             there = self._is_there()
-        except Exception:  # noqa: BLE001 - the same as in `_write`; what COMMIT raised says more
+        except Exception:  # noqa: BLE001 - the same as in `_try`; what COMMIT raised says more
             self._uncertain = [each for each in tickets if not each.awaited]
             self._fail([each for each in tickets if each.awaited], raised)
             return
@@ -342,7 +343,7 @@ class Writer:
             # Every COMMIT so far is known to have happened or not, so it is enough to look.
             try:
                 row = self._batches.read(lambda connection: reading.job(connection, operation.job_id or ""))
-            except Exception as error:  # noqa: BLE001 - the same as in `_write`
+            except Exception as error:  # noqa: BLE001 - the same as in `_try`
                 why = _words(error)
             else:
                 committed = row is not None and row.outcome is CallOutcome.COMMITTED
@@ -364,7 +365,7 @@ class Writer:
         try:
             [done] = self._batches.write([self._chore()])
             more = isinstance(done, Value) and bool(done.value)
-        except Exception as error:  # noqa: BLE001 - the same as in `_write`
+        except Exception as error:  # noqa: BLE001 - the same as in `_try`
             self._fail([], error)
         self._tidy_at = time.monotonic() + (0.0 if more else _IDLE)
 
