@@ -291,7 +291,8 @@ class _Success:
 def _publish(staging: Staging, intent: Callable[[bytes], None] | None) -> Mapping[str, str]:
     staging.inspect()
     targets = staging.publish(intent)
-    staging.record("committing_state")
+    if intent is None:
+        staging.record("committing_state")
     return targets
 
 

@@ -138,20 +138,22 @@ class MemoryStore:
         self._refuse_known(row)
         key = (row.principal, row.tool, row.idempotency_key)
         job_id = self._keys.get(key)
-        earlier = None if job_id is None else self._open.get(job_id) or self._ended[job_id]
-        if earlier is not None and earlier.ended_at is not None and self._now() >= earlier.ended_at + KEY_LIFETIME:
-            earlier = None
-        if earlier is None:
+        holder = None if job_id is None else self._open.get(job_id) or self._ended[job_id]
+        if holder is None:
             self._insert(row)
             self._keys[key] = row.job_id
             return Claim(mine=True)
-        if earlier.row.idempotency_digest != row.idempotency_digest:
-            raise idempotency_conflict(row.idempotency_key, row.tool, earlier.row.job_id)
-        if earlier.row.outcome in _FREE:
-            self._insert(attrs.evolve(row, repeats=earlier.row.job_id))
-            self._keys[key] = row.job_id
-            return Claim(mine=True, earlier=earlier.row)
-        return Claim(mine=False, earlier=earlier.row, result=earlier.result)
+        earlier = holder.row
+        outlived = holder.ended_at is not None and self._now() >= holder.ended_at + KEY_LIFETIME
+        if not outlived:
+            if earlier.idempotency_digest != row.idempotency_digest:
+                raise idempotency_conflict(row.idempotency_key, row.tool, earlier.job_id)
+            if earlier.outcome not in _FREE:
+                return Claim(mine=False, earlier=earlier, result=holder.result)
+        self._insert(row if outlived else attrs.evolve(row, repeats=earlier.job_id))
+        self._keys[key] = row.job_id
+        holder.row = attrs.evolve(earlier, idempotency_key=None)
+        return Claim(mine=True, earlier=None if outlived else earlier)
 
     async def advance(self, job_id: str, phase: str, **facts: Any) -> None:
         await trio.lowlevel.checkpoint()

@@ -48,14 +48,11 @@ def prepare(runtime: Runtime, job: Job, worker: Worker) -> tuple[SessionRow | No
         "session": job.session,
         "principal": principal,
         "external": job.tool.effects == "external",
+        "worker_pid": worker.pid,
+        "worker_started_at": worker.started_at,
     }
-    staging = runtime.publisher.prepare(job.id, job.targets, label=label)
-    try:
-        staging.record("worker_running", worker_pid=worker.pid, worker_started_at=worker.started_at)
-    except BaseException:
-        staging.discard()
-        raise
-    return session, staging
+    # That its worker may run is written before it gets the request, so that one note does for both phases.
+    return session, runtime.publisher.prepare(job.id, job.targets, label=label, phase="worker_running")
 
 
 def request(runtime: Runtime, job: Job, session: SessionRow | None, staging: Staging) -> Request:

@@ -157,8 +157,9 @@ class _Restart:
         if row.outcome is not None and row.outcome is not Outcome.UNRESOLVED:
             fate = "ended" if row.outcome in _ENDED else "committed"
         accepted = row.job_id in accept
-        # The row may be behind: that a worker was started is not waited for. Better "rolled back" for what never ran.
-        ran = row.worker_pid is not None or row.phase not in ("queued", "preparing")
+        # The row may be behind: that a worker was started is not waited for, and of a read it is not even noted. Better
+        # "rolled back" and "completed" for what never ran.
+        ran = row.capability == "read" or row.worker_pid is not None or row.phase not in ("queued", "preparing")
         if note is not None and not ran:
             ran = note.phase != "preparing" or (journal is not None and journal.external)
         if row.outcome is Outcome.UNRESOLVED and not (row.needs_recovery or accepted or found is not None):

@@ -8,6 +8,7 @@ finishes. Every step has its bound, and together they fit into `EXIT_BOUND`.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import traceback
@@ -243,6 +244,10 @@ async def _main(
                         _reachable(supervisor, workspace, operators),
                     ):
                         watching.cancel()
+                        # What is loaded by now stays for good. To look at it again in each full collection takes tens
+                        # of milliseconds, in which nothing is answered or stopped; many times that beside busy tools.
+                        gc.collect()
+                        gc.freeze()
                         supervisor.audit.add_reducer(workers)
                         status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
             except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group

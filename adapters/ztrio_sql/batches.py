@@ -228,6 +228,7 @@ def _guarded(operation: Operation, transaction: Transaction) -> Outcome[Any]:
     savepoint = transaction.connection.begin_nested()
     try:
         answer = _captured(operation, transaction)
+        transaction.flush()
     except Exception as error:
         if trouble_of(error) is not None:
             raise
@@ -236,6 +237,5 @@ def _guarded(operation: Operation, transaction: Transaction) -> Outcome[Any]:
         refusal = StoreConflict(f"the store does not take it: {type(error).__name__}: {error}")
         refusal.__cause__ = error
         return Error(refusal)
-    transaction.flush()
     savepoint.commit()
     return answer

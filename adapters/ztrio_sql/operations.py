@@ -32,7 +32,6 @@ _ROW: Final = 500  # bytes of a row, roughly
 _JOB: Final = jobs.c.job_id == sa.bindparam("job")
 
 _KNOWN: Final = sa.select(jobs.c.job_id).where(_JOB)
-_INSERT: Final = sa.insert(jobs).inline()
 _STATE: Final = sa.select(jobs.c.outcome, jobs.c.phase, jobs.c.ended_pos, jobs.c.idempotency_key).where(_JOB)
 _ADVANCE: Final = sa.update(jobs).where(_JOB, jobs.c.ended_pos.is_(None))
 _END: Final = (
@@ -43,8 +42,8 @@ _END: Final = (
         phase="ended",
         ended_at=sa.bindparam("new_ended_at"),
         ended_pos=sa.bindparam("new_ended_pos"),
-        needs_recovery=sa.bindparam("new_needs_recovery"),
-        reason=sa.bindparam("new_reason"),
+        needs_recovery=False,
+        reason=None,
     )
 )
 _NEED: Final = (
@@ -89,7 +88,8 @@ def _advance(names: tuple[str, ...]) -> sa.Update:
 
 def _values(row: JobRow) -> dict[str, Any]:
     facts = {name: getattr(row, name) for name in reading.JOB_FIELDS}
-    return facts | {"targets": json.dumps(row.targets), "outcome": None if row.outcome is None else str(row.outcome)}
+    outcome = None if row.outcome is None else str(row.outcome)
+    return facts | {"targets": json.dumps(row.targets), "outcome": outcome, "ended_at": None, "ended_pos": None}
 
 
 @attrs.frozen
@@ -97,6 +97,7 @@ class _Base:
     job_id: str | None = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
+    lazy: ClassVar[bool] = False
     size: ClassVar[int] = _ROW
 
 
@@ -124,6 +125,7 @@ class Record(_Base):
     """Appends an event."""
 
     entry: LogEntry = attrs.field(kw_only=True)
+    lazy: ClassVar[bool] = True
 
     def apply(self, transaction: Transaction) -> None:
         """Append it."""
@@ -135,10 +137,11 @@ class InsertJob(_Base):
     """Remembers an accepted call."""
 
     row: JobRow = attrs.field(kw_only=True)
+    lazy: ClassVar[bool] = True
 
     def apply(self, transaction: Transaction) -> None:
         """Insert it; that it is known already, the database says."""
-        transaction.execute(_INSERT, **_values(self.row))
+        transaction.insert(_values(self.row))
 
 
 @attrs.frozen
@@ -157,19 +160,19 @@ class ClaimKey(_Base):
             _HOLDER, owner=row.principal, called=row.tool, key=row.idempotency_key
         ).one_or_none()
         if found is None:
-            transaction.execute(_INSERT, **_values(row))
+            transaction.insert(_values(row))
             return Claim(mine=True)
         earlier = reading.job_row(found)
         if found.ended_at is not None and transaction.now >= found.ended_at + KEY_LIFETIME:
             transaction.execute(_GIVE_UP_KEY, job=earlier.job_id)
-            transaction.execute(_INSERT, **_values(row))
+            transaction.insert(_values(row))
             return Claim(mine=True)
         if earlier.idempotency_digest != row.idempotency_digest:
             raise idempotency_conflict(row.idempotency_key, row.tool, earlier.job_id)
         if earlier.outcome not in _FREE:
             return Claim(mine=False, earlier=earlier, result=reading.kept_result(connection, earlier.job_id))
         transaction.execute(_GIVE_UP_KEY, job=earlier.job_id)
-        transaction.execute(_INSERT, **_values(attrs.evolve(row, repeats=earlier.job_id)))
+        transaction.insert(_values(attrs.evolve(row, repeats=earlier.job_id)))
         return Claim(mine=True, earlier=earlier)
 
 
@@ -186,12 +189,21 @@ class Advance(_Base):
     synced: bool = attrs.field(default=False, kw_only=True)  # type: ignore[misc]
 
     @property
+    def lazy(self) -> bool:  # type: ignore[override]
+        """Whether it is a mere phase; a worker's process id is wanted by recovery."""
+        return self.changes.keys() == {"phase"}
+
+    @property
     def size(self) -> int:  # type: ignore[override]
         """Bytes of the row with the journal."""
         return _ROW + len(self.changes.get("journal") or b"")
 
     def apply(self, transaction: Transaction) -> None:
         """Change the row."""
+        row = transaction.unwritten(self.job_id)
+        if row is not None and row["ended_pos"] is None:
+            row.update(self.changes)
+            return
         new = {f"new_{name}": value for name, value in self.changes.items()}
         if not transaction.changed(_advance(tuple(self.changes)), job=self.job_id, **new):
             raise StoreConflict(f"job {self.job_id} is unknown or has ended")
@@ -208,6 +220,11 @@ class End(_Base):
     ends: ClassVar[bool] = True
 
     @property
+    def lazy(self) -> bool:  # type: ignore[override]
+        """Whether it is a read, of which nothing has to be decided if this is lost."""
+        return self.outcome is Outcome.COMPLETED
+
+    @property
     def synced(self) -> bool:  # type: ignore[override]
         """Whether anything is committed: the rest can be found out again."""
         return self.outcome is Outcome.COMMITTED or self.session is not None
@@ -220,6 +237,10 @@ class End(_Base):
 
     def apply(self, transaction: Transaction) -> None:
         """Check, then end it."""
+        row = transaction.unwritten(self.job_id)
+        if row is not None and (row["outcome"], row["idempotency_key"], self.session) == (None, None, None):
+            end_job(transaction, self.job_id, self.outcome, self.entry)
+            return
         state = transaction.execute(_STATE, job=self.job_id).one_or_none()
         if state is None:
             raise StoreConflict(f"job {self.job_id} is unknown")
@@ -232,7 +253,7 @@ class End(_Base):
         if self.session is not None:
             _write_session(transaction, self.session, self.entry.time)
         end_job(transaction, self.job_id, self.outcome, self.entry)
-        result = self.result
+        result = self.result if self.outcome is not Outcome.UNRESOLVED else None
         if state.idempotency_key is not None and result is not None and len(result) <= MAX_KEPT_RESULT:
             expires = transaction.now + KEY_LIFETIME
             transaction.execute(_KEEP_RESULT, job_id=self.job_id, result=result, expires_at=expires)
@@ -250,15 +271,13 @@ def end_job(transaction: Transaction, job_id: str | None, outcome: Outcome, entr
     """Append the terminal event and set the outcome; an unresolved call stays open."""
     position = transaction.append(entry)
     final = outcome is not Outcome.UNRESOLVED
-    transaction.execute(
-        _END,
-        job=job_id,
-        new_outcome=str(outcome),
-        new_ended_at=transaction.now if final else None,
-        new_ended_pos=position if final else None,
-        new_needs_recovery=False,
-        new_reason=None,
-    )
+    ended_at, ended_pos = (transaction.now, position) if final else (None, None)
+    row = transaction.unwritten(job_id)
+    if row is None:
+        new = {"new_outcome": str(outcome), "new_ended_at": ended_at, "new_ended_pos": ended_pos}
+        transaction.execute(_END, job=job_id, **new)
+    else:
+        row.update(outcome=str(outcome), phase="ended", ended_at=ended_at, ended_pos=ended_pos)
 
 
 def _write_session(transaction: Transaction, write: SessionWrite, time: str) -> None:

@@ -100,6 +100,7 @@ class _Base:
     job_id: ClassVar[str | None] = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
+    lazy: ClassVar[bool] = False
     size: ClassVar[int] = 500
 
 

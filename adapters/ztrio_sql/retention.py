@@ -57,6 +57,7 @@ class SetRetention:
     job_id: ClassVar[str | None] = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
+    lazy: ClassVar[bool] = False
     size: ClassVar[int] = 100
 
     def apply(self, transaction: Transaction) -> None:
@@ -73,6 +74,7 @@ class Retain:
     job_id: ClassVar[str | None] = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
+    lazy: ClassVar[bool] = False
     size: ClassVar[int] = _SLICE * 500
 
     def apply(self, transaction: Transaction) -> bool:

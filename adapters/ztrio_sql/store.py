@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ __all__ = ["SqlStore"]
 
 _MAX_WAITING: Final = 50_000  # operations that nobody waits for and that are kept while the store cannot be written
 _READERS: Final = 4  # threads
+_MAX_SESSIONS: Final = 256  # sessions that are remembered
+_MAX_STATE: Final = 64 * 1024  # bytes of the state of one that is
 
 
 @attrs.define(eq=False)
@@ -66,6 +69,9 @@ class SqlStore:
         self._readers = trio.CapacityLimiter(_READERS)
         # Events that were not taken because too much was waiting; a `gap` event will say so.
         self._lost = 0
+        # The sessions of the newest calls as the database has them. An entry is taken out before the session is written
+        # and comes back when that is known to have succeeded; whoever reads or writes one holds its ticket.
+        self._sessions: OrderedDict[tuple[str, str], SessionRow] = OrderedDict()
 
     def watch(self, report: Callable[[str | None], None]) -> None:
         self._watcher = report
@@ -90,7 +96,12 @@ class SqlStore:
         return await self._ask(self._reader.session, principal, name)  # type: ignore[no-any-return]
 
     def read_session(self, principal: str, name: str) -> SessionRow | None:
-        return self._reader.session(principal, name)
+        row = self._sessions.get((principal, name))
+        if row is None:
+            row = self._reader.session(principal, name)
+            if row is not None:
+                self._remember(row)
+        return row
 
     async def sessions(self, principal: str) -> list[SessionRow]:
         return await self._ask(self._reader.sessions, principal)  # type: ignore[no-any-return]
@@ -147,13 +158,19 @@ class SqlStore:
     def write_intent(self, job_id: str, journal: bytes) -> None:
         changes = {"phase": "publishing_outputs", "journal": journal}
         ticket = _ThreadTicket(Advance(job_id, changes=changes, synced=True), awaited=True)
-        self._writer.submit(ticket)
+        self._writer.do(ticket)
         ticket.answered.wait()
         assert ticket.answer is not None
         ticket.answer.unwrap()
 
     async def finish(self, end: JobEnd) -> None:
+        write = end.session
+        before = None if write is None else self._sessions.pop((write.principal, write.name), None)
         await self._do(_end(end))
+        if write is None or write.state is None or before is None:
+            return
+        if (before.incarnation, before.version) == (write.incarnation, write.version):  # else it was done before
+            self._remember(attrs.evolve(before, version=before.version + 1, state=write.state))
 
     def finish_nowait(self, end: JobEnd) -> None:
         assert end.outcome is not Outcome.COMMITTED and end.session is None
@@ -225,6 +242,12 @@ class SqlStore:
             return trio.lowlevel.Abort.SUCCEEDED
 
         return await trio.lowlevel.wait_task_rescheduled(leave)
+
+    def _remember(self, row: SessionRow) -> None:
+        if len(row.state) <= _MAX_STATE:
+            self._sessions[row.principal, row.name] = row
+            while len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
 
     def _keep(self, operation: Operation) -> None:
         if self._writer.waiting >= _MAX_WAITING:

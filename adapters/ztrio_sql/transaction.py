@@ -1,7 +1,8 @@
 """One transaction of the writer: what several operations do to the database, all or nothing.
 
 Positions and hashes of the log are given out here, in the order in which the operations come, and the events are
-written in one go at the end.
+written in one go at the end. So are the rows of new calls: what happens to a call in the transaction that inserts it
+(to a read mostly everything) costs no statement of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import sqlalchemy as sa
 
 from ztrio.audit import AuditEvent
 from ztrio_sql.chain import Anchor, canonical, column, facts_of, link_hash
-from ztrio_sql.tables import audit, meta
+from ztrio_sql.tables import audit, jobs, meta
 
 __all__ = ["LogEntry", "Operation", "Transaction"]
 
 _APPEND: Final = sa.insert(audit)
+_INSERT: Final = sa.insert(jobs).inline()
 _TOUCH: Final = sa.update(meta).where(meta.c.key == "store_id").values(value=meta.c.value)
 _MARK: Final = sa.update(meta).where(meta.c.key == "mark").values(value=sa.bindparam("new_mark"))
 
@@ -59,14 +61,27 @@ class Transaction:
     now: float
     # Events that are not written yet; `head` is past them.
     _entries: list[dict[str, Any]] = attrs.field(factory=list)
+    # Calls that are not written yet, in their order: id → row.
+    _calls: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def execute(self, statement: Any, **values: Any) -> sa.CursorResult[Any]:
-        """Run a statement."""
+        """Run a statement. It finds everything that was inserted before."""
+        self._insert_calls()
         return self.connection.execute(statement, values)
 
     def changed(self, statement: Any, **values: Any) -> int:
         """Run a statement; how many rows it changed."""
-        return self.connection.execute(statement, values).rowcount
+        return self.execute(statement, **values).rowcount
+
+    def insert(self, row: dict[str, Any]) -> None:
+        """Insert a call, later; with another of its id, the database refuses both."""
+        if row["job_id"] in self._calls:
+            self._insert_calls()
+        self._calls[row["job_id"]] = row
+
+    def unwritten(self, job_id: str | None) -> dict[str, Any] | None:
+        """The row of a call that is not written yet and may be changed; None when it has to be asked for."""
+        return None if job_id is None else self._calls.get(job_id)
 
     def append(self, entry: LogEntry) -> int:
         """Append an event to the log; its position."""
@@ -98,15 +113,23 @@ class Transaction:
         self.connection.execute(_MARK, {"new_mark": b"%d" % number})
 
     def back_to(self, head: Anchor) -> None:
-        """Forget the events appended since the log ended there, none of which was written."""
+        """Forget calls and events since the log ended there, none of which was written."""
+        self._calls.clear()
         self._entries.clear()
         self.head = head
 
     def flush(self) -> None:
-        """Write the events appended so far."""
+        """Write the calls and events so far."""
+        self._insert_calls()
         if self._entries:
             self.connection.execute(_APPEND, self._entries)
             self._entries.clear()
+
+    def _insert_calls(self) -> None:
+        if self._calls:
+            rows = list(self._calls.values())
+            self._calls.clear()
+            self.connection.execute(_INSERT, rows)
 
 
 class Operation(Protocol):
@@ -123,6 +146,10 @@ class Operation(Protocol):
     @property
     def ends(self) -> bool:
         """Whether it ends the call, so that nobody must be in doubt about it."""
+
+    @property
+    def lazy(self) -> bool:
+        """Whether it may wait for a moment, where nobody waits for it: what follows says more about the call."""
 
     @property
     def size(self) -> int:

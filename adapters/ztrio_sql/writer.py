@@ -1,7 +1,11 @@
-"""The one thread that writes: it takes everything that waits, has it done in one transaction, and answers all.
+"""The one that writes: it takes everything that waits, has it done in one transaction, and answers all.
 
 So the more calls there are at once, the fewer syncs each of them pays for, and nobody waits for a lock. Operations take
-effect in the order in which they were submitted, whoever submitted them.
+effect in the order in which they were submitted, whoever did. That a call was accepted need not be written at once, if
+nobody waits for it: in a moment there is more to say about it, and then all of it is one transaction.
+
+Mostly that is a thread of the store's own. A thread that would have to wait takes the turn itself when it is free (see
+`do`): to wake another one and to be woken by it takes as long as the transaction.
 
 While the store cannot be written, whoever waits is told so at once, and what was submitted without waiting is kept and
 tried again in its order, as is a transaction that changes nothing, so that it is noticed when the trouble ends.
@@ -31,6 +35,7 @@ __all__ = ["Ticket", "Writer", "WriterStatistics"]
 
 _MAX_BATCH: Final = 512  # operations in a transaction
 _MAX_BATCH_BYTES: Final = 16 * 2**20
+_LINGER: Final = 0.01  # seconds that a lazy operation waits, so that the death of this process may lose it
 _RETRY: Final = 0.5  # seconds between attempts while the store cannot be written
 _IDLE: Final = 60.0  # seconds between looks whether there is something to tidy up
 _FIRST_LOOK: Final = 2.0  # seconds after the start; whoever waits for it has other worries
@@ -49,6 +54,11 @@ class Ticket:
     operation: Operation
     awaited: bool
     answer: Outcome[Any] | None = None
+
+    @property
+    def lazy(self) -> bool:
+        """Whether it need not be written at once."""
+        return self.operation.lazy and not self.awaited
 
 
 @attrs.frozen
@@ -96,15 +106,19 @@ class Writer:
         self._deliver = deliver
         self._report = report
         self._chore = chore
+        # Held by whoever takes from the queue and writes.
+        self._turn = threading.Lock()
         self._wake = threading.Condition()
         # These are changed under the condition's lock. What waits, oldest first, and how many of them are awaited:
         self._queue: deque[Ticket] = deque()
         self._awaited = 0
+        # Until when what waits may wait, by the monotonic clock; meaningless while nothing waits.
+        self._due = 0.0
         # Whether nothing more is taken.
         self._closing = False
-        # Whether the thread has taken tickets that it has not done yet.
+        # Whether tickets were taken that are not done yet.
         self._busy = False
-        # Why the last transaction failed, or None. Set by the thread alone, like everything below.
+        # Why the last transaction failed, or None. Changed only by whoever has the turn, like everything below.
         self._trouble: str | None = None
         # Tickets that nobody waits for, of the batch that is in doubt.
         self._uncertain: list[Ticket] = []
@@ -117,8 +131,27 @@ class Writer:
 
     # ---- for everybody
 
-    def submit(self, ticket: Ticket) -> None:
+    def do(self, ticket: Ticket) -> None:
+        """Have an operation done, in this thread if nobody else is writing. Blocks; the answer may still be to come.
+
+        Raises:
+            StoreUnavailable: the store is closed.
+        """
+        mine = self._trouble is None and self._turn.acquire(blocking=False)
+        try:
+            self.submit(ticket, wake=not mine)
+            if mine:
+                self._write(self._pop())
+        finally:
+            if mine:
+                self._turn.release()
+
+    def submit(self, ticket: Ticket, *, wake: bool = True) -> None:
         """Have an operation done after everything submitted before it.
+
+        Args:
+            ticket: The operation.
+            wake: Whether the thread has to be told.
 
         Raises:
             StoreUnavailable: the store is closed.
@@ -126,9 +159,15 @@ class Writer:
         with self._wake:
             if self._closing:
                 raise StoreUnavailable("The store is closed. Nothing was written.")
+            now = time.monotonic()
+            due = now + _LINGER if ticket.lazy and len(self._queue) < _MAX_BATCH else now
+            sooner = not self._queue or due < self._due
             self._queue.append(ticket)
             self._awaited += ticket.awaited
-            self._wake.notify()
+            if sooner:
+                self._due = due
+                if wake:
+                    self._wake.notify()
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take an awaited ticket back; False when it is too late, because it is being done or was."""
@@ -167,35 +206,41 @@ class Writer:
         batches = self._batches
         return WriterStatistics(self.waiting, batches.written, self._operations, batches.synced, self._trouble)
 
-    # ---- the thread
+    # ---- the thread, and whoever takes the turn in its place
 
     def run(self) -> None:
         """Write until the writer is closed."""
         self._tidy_at = time.monotonic() + _FIRST_LOOK
         self._reserved = self._reserve.keep()
         try:
-            while (tickets := self._take()) is not None:
-                self._write(tickets)
-                with self._wake:
-                    self._busy = False
-                self._tidy()
+            while self._wait():
+                with self._turn:
+                    self._write(self._pop())
+                    self._tidy()
         finally:
-            self._end()
+            with self._turn:
+                self._end()
 
-    def _take(self) -> list[Ticket] | None:
-        """Wait for something to do; an empty batch when it is time to try again or to tidy up, None at the end."""
+    def _wait(self) -> bool:
+        """Wait for something to do, to try again or to tidy up; False at the end."""
         with self._wake:
             until = time.monotonic() + _RETRY if self._trouble is not None else self._tidy_at
-            while not self._closing and not (self._awaited if self._trouble is not None else self._queue):
-                left = until - time.monotonic()
+            while not self._closing and not (self._trouble is not None and self._awaited):
+                at = min(until, self._due) if self._queue and self._trouble is None else until
+                left = at - time.monotonic()
                 if left <= 0:
                     break
                 self._wake.wait(left)
             if self._closing:
                 failing = self._trouble is not None
                 if self._last_try if failing else not self._queue:
-                    return None
+                    return False
                 self._last_try = failing
+            return True
+
+    def _pop(self) -> list[Ticket]:
+        """Take a batch, the oldest first."""
+        with self._wake:
             batch: list[Ticket] = []
             room = _MAX_BATCH_BYTES
             while self._queue and len(batch) < _MAX_BATCH and room > 0:
@@ -208,8 +253,15 @@ class Writer:
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Do a batch. While there is trouble, an empty one finds out whether there still is."""
-        if not tickets and self._trouble is None:
-            return
+        try:
+            if tickets or self._trouble is not None:
+                self._try(tickets)
+        finally:
+            with self._wake:
+                self._busy = False
+
+    def _try(self, tickets: list[Ticket]) -> None:
+        """Do a batch, and answer it whatever comes of it."""
         try:
             if self._batches.in_doubt:
                 tickets = self._settle() + tickets  # what is in doubt comes first
@@ -248,7 +300,7 @@ class Writer:
         """COMMIT raised: find out at once whether the batch is there."""
         try:
             there = self._is_there()
-        except Exception:  # noqa: BLE001 - the same as in `_write`; what COMMIT raised says more
+        except Exception:  # noqa: BLE001 - the same as in `_try`; what COMMIT raised says more
             self._uncertain = [each for each in tickets if not each.awaited]
             self._fail([each for each in tickets if each.awaited], raised)
             return
@@ -291,7 +343,7 @@ class Writer:
             # Every COMMIT so far is known to have happened or not, so it is enough to look.
             try:
                 row = self._batches.read(lambda connection: reading.job(connection, operation.job_id or ""))
-            except Exception as error:  # noqa: BLE001 - the same as in `_write`
+            except Exception as error:  # noqa: BLE001 - the same as in `_try`
                 why = _words(error)
             else:
                 committed = row is not None and row.outcome is CallOutcome.COMMITTED
@@ -313,7 +365,7 @@ class Writer:
         try:
             [done] = self._batches.write([self._chore()])
             more = isinstance(done, Value) and bool(done.value)
-        except Exception as error:  # noqa: BLE001 - the same as in `_write`
+        except Exception as error:  # noqa: BLE001 - the same as in `_try`
             self._fail([], error)
         self._tidy_at = time.monotonic() + (0.0 if more else _IDLE)
 

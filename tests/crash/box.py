@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.crash.checker import Seen, check, descendants
+from ztrio.store import KEY_LIFETIME
 
 ROOT = Path(__file__).parents[2]
 SCHEDULED = os.environ.get("ZTRIO_CRASH_PROFILE", "ci") == "scheduled"
@@ -36,10 +37,12 @@ class Server:
         pid: Its process id.
         sock: Where it says what happens.
         note: Gets what its callers ask and are told.
+        clock: Seconds that its clock is ahead.
     """
 
-    def __init__(self, pid: int, sock: socket.socket, note: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, pid: int, sock: socket.socket, note: Callable[[dict[str, Any]], None], clock: float) -> None:
         self.pid = pid
+        self.clock = clock
         self._pidfd = os.pidfd_open(pid)
         self._sock = sock
         self._note = note
@@ -146,7 +149,7 @@ class Box:
             socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
             pid = int(self._control.recv(64))
         self.lives += 1
-        server = Server(pid, ours, self._note)
+        server = Server(pid, ours, self._note, order.get("clock", 0.0))
         self._servers.append(server)
         server.say()  # not before, else it might have ended already
         return server
@@ -161,7 +164,9 @@ class Box:
 
     def begin(self, server: Server, **order: Any) -> None:
         """Let the callers call."""
-        again = {} if order.get("script") else dict(self._asked)
+        # Nobody repeats a call by a key that is outlived by now: that would be another call.
+        outlived = server.clock >= KEY_LIFETIME
+        again = {} if order.get("script") or outlived else dict(self._asked)
         server.say(seed=self.dice.random(), again=again, **order)
 
     def _note(self, message: dict[str, Any]) -> None:

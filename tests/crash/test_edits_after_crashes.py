@@ -13,7 +13,7 @@ from tests.crash.content import text_of
 from tests.crash.test_killed_recoveries import ALL_SYNCED, crash, last_publication, left_directories, settle
 
 # Of a caller's second publication: all is on the disk and noted in the store, nothing has moved.
-NOTHING_MOVED: list[object] = ["exchange", 9]
+NOTHING_MOVED: list[object] = ["exchange", 3]
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from tests.crash.checker import Seen, read
 pytestmark = [pytest.mark.timeout(900 if SCHEDULED else 120)]
 
 TWICE = ["publish", "publish"]
-# Of a caller's second publication: four probes and two exchanges; nine syncs of directories. The first has two less.
-FIRST_EXCHANGED: list[object] = ["exchange done", 9]
+# Of a caller's second publication: two exchanges, and nine syncs of directories. The first has two probes instead, of a
+# file and of a directory, and two syncs less.
+FIRST_EXCHANGED: list[object] = ["exchange done", 3]
 ALL_SYNCED: list[object] = ["sync_directory done", 18]
 COMMITTED: list[object] = ["event commit", 2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -23,6 +24,12 @@ toolbox = ztrio.Toolbox("mcp box")
 async def echo(value: Any = None) -> Any:
     """Return the value."""
     return value
+
+
+@toolbox.tool(capability="read")
+def put_away() -> int:
+    """How many objects of the server full collections leave alone."""
+    return gc.get_freeze_count()
 
 
 @toolbox.tool(capability="read")

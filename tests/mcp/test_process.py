@@ -161,6 +161,14 @@ async def test_stray_output_never_reaches_the_wire(starting: Starting) -> None:
         assert server.stderr.count(b"stray words") >= 4
 
 
+async def test_what_is_loaded_is_not_collected_again(starting: Starting) -> None:
+    """Full collections do not stop a server to look at its modules."""
+    async with starting() as server:
+        await server.client.call("count", "put_away")
+        answer = (await server.client.reply("count"))["result"]
+        assert answer["structuredContent"]["result"] > 10_000
+
+
 @pytest.mark.case("R64")
 async def test_pings_are_answered_while_tools_burn(starting: Starting) -> None:
     """While as many tools burn as there are processors, and one more, pings and reads come back soon."""

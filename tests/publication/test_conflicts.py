@@ -83,8 +83,8 @@ def test_a_file_that_somebody_changed_meanwhile_is_kept(
         edit(target)
         theirs.update(snapshot(target))
 
-    # 1 and 2 probe, 3 is for the other output
-    ops = FaultyOps("exchange" if when == "right before the exchange" else None, nth=4, then=somebody)
+    # 1 probes, 2 is for the other output
+    ops = FaultyOps("exchange" if when == "right before the exchange" else None, nth=3, then=somebody)
     staging = stage({"first": ("first", Output()), "out": ("a", Output())}, ops=ops)
     fill(staging, {"first": "new", "out": "ours"})
     staging.inspect()

@@ -215,7 +215,7 @@ def test_cross_device_at_the_second_of_three_files(workspace: Path, stage: Stage
     for name in "abc":
         (workspace / name).write_text(f"old {name}")
     before = {name: snapshot(workspace / name) for name in "abc"}
-    ops = FaultyOps("exchange", OSError(errno.EXDEV, "Invalid cross-device link"), nth=5)  # three probes before
+    ops = FaultyOps("exchange", OSError(errno.EXDEV, "Invalid cross-device link"), nth=3)  # a probe and `a` before
     staging = stage({name: (name, Output()) for name in "abc"}, ops=ops)
     fill(staging, dict.fromkeys("abc", "new"))
     staging.inspect()
@@ -250,7 +250,7 @@ def test_what_somebody_put_over_ours_is_kept(workspace: Path, stage: Stage, exis
         (workspace / "other").write_text("theirs")
         (workspace / "other").rename(target)
 
-    operation, nth = ("exchange", 5) if existing else ("move_new", 4)
+    operation, nth = ("exchange", 4) if existing else ("move_new", 3)
     ops = FaultyOps(operation if when == "in the middle of it" else None, nth=nth, then=somebody)
     staging = publish_one(workspace, stage, existing=existing, ops=ops)
     if when == "before the rollback":

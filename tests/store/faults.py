@@ -25,6 +25,7 @@ class Faults:
         gate: While set, each COMMIT waits for it before it does anything.
         connections: The connections that were made, in order.
         commits: How often COMMIT was called.
+        committer: The thread that called it last.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class Faults:
         self.at_gate = threading.Event()
         self.connections: list[sqlite3.Connection] = []
         self.commits = 0
+        self.committer: threading.Thread | None = None
 
     def error(self) -> sqlite3.OperationalError:
         """What SQLite raises."""
@@ -62,6 +64,7 @@ class Faults:
 
             def commit(self) -> None:
                 faults.commits += 1
+                faults.committer = threading.current_thread()
                 if faults.gate is not None:
                     faults.at_gate.set()
                     faults.gate.wait()

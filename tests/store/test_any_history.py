@@ -154,7 +154,7 @@ class Histories:
         terminal = event("end", self.serial, outcome=outcome)
         terminal = attrs.evolve(terminal, execution_job_id=f"job_{number}")
         end = JobEnd(job_id=f"job_{number}", outcome=outcome, event=terminal, session=change, result=result)
-        self.ends[number] = attrs.evolve(end, session=None)
+        self.ends[number] = end
         await store.finish(end)
 
     async def _finish_nowait(self, store: Store, number: int, outcome: Outcome) -> None:
@@ -190,6 +190,8 @@ class Histories:
 
 async def _seen(store: Store) -> Any:
     sessions = [attrs.evolve(row, incarnation="") for row in await store.sessions("ann")]
+    for name in "ab":  # what the store remembers is what it has
+        assert await store.session("ann", name) == await trio.to_thread.run_sync(store.read_session, "ann", name)
     return (
         [await store.job(f"job_{number}") for number in range(1, 5)],
         await store.unfinished(),

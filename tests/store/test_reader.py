@@ -11,6 +11,7 @@ import trio
 from tests.store.contract_keys import keyed
 from tests.store.rows import end, event, job_row, log, write
 from ztrio.errors import Outcome, StoreUnavailable
+from ztrio.store import JobEnd
 from ztrio_sql import StoreReader, open_store
 
 
@@ -136,3 +137,18 @@ async def test_a_question_that_fails(tmp_path: Path) -> None:
             file.write(os.urandom(size - 4096))
         with pytest.raises(StoreUnavailable, match="damaged"):
             reader.events(limit=100_000)
+
+
+async def test_many_and_large_sessions_are_not_remembered(tmp_path: Path) -> None:
+    """However many sessions are read and however large their states, what the store keeps of them is bounded."""
+    async with open_store(tmp_path / "state.db") as store:
+        for number in range(300):
+            await store.insert_job(job_row(number, session=f"s{number}"))
+            change = write({"text": "x" * (100_000 if number % 50 == 0 else 1)}, name=f"s{number}")
+            commit = event("commit", number, outcome=Outcome.COMMITTED)
+            await store.finish(JobEnd(job_id=f"job_{number}", outcome=Outcome.COMMITTED, event=commit, session=change))
+            row = await trio.to_thread.run_sync(store.read_session, "ann", f"s{number}")
+            assert row == await store.session("ann", f"s{number}")
+        kept = store._sessions.values()
+        assert len(kept) == 256
+        assert max(len(row.state) for row in kept) < 100_000

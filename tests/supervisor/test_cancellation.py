@@ -110,6 +110,40 @@ async def test_cancelled_at_each_await(
     await nothing_left(supervisor, tmp_path)
 
 
+class DurableStore(FaultyStore):
+    """A store that is asked for what a durable one is asked for."""
+
+    durable = True
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+async def test_cancelled_while_it_is_noted_that_it_runs(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, twice: bool
+) -> None:
+    """A tool with effects elsewhere does not run before that is noted; whose caller leaves until then has no effect."""
+    backend = ScriptedBackend(play)
+    store = DurableStore(stall=("advance:worker_running",))
+    async with opened(tmp_path, backend, store=store) as (supervisor, log):
+        cause = ztrio.Cause()
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def _() -> None:
+                    await settle()
+                    cause.record("changed my mind")
+                    scope.cancel()
+                    if twice:
+                        nursery.cancel_scope.cancel()
+
+                await supervisor.call("mail", cause=cause)
+        assert scope.cancelled_caught
+        assert QUEUED == log.names()
+        assert ("changed my mind", Outcome.NOT_STARTED) == (log.events[-1].cause, log.events[-1].outcome)
+        assert backend.handed_over == backend.proven
+        await nothing_left(supervisor, tmp_path)
+
+
 COMMIT = ["advance:publishing_outputs", "finish:commit"]
 
 

@@ -32,6 +32,9 @@ async def test_rounds_of_calls_of_which_half_are_cancelled(tmp_path: Path) -> No
     there before."""
     async with ztrio.open_supervisor(toolbox, workspace=tmp_path) as supervisor:
         await supervisor.call("count")
+        with trio.fail_after(10):  # a supervisor at rest keeps two workers ready
+            while (supervisor.statistics().backend.idle, supervisor.statistics().backend.starting) != (2, 0):
+                await trio.sleep(0.01)
         idle = descendants()
 
         async def counted(number: int) -> None:

@@ -24,7 +24,10 @@ async def failed(
     async with ztrio.open_supervisor(toolbox, workspace=workspace, **options) as supervisor:
         with pytest.raises(ztrio.ZtrioError) as caught:
             await supervisor.call(tool, arguments or {})
-    assert (ztrio.Outcome.ROLLED_BACK, []) == (caught.value.outcome, list(workspace.iterdir()))
+    assert (ztrio.Outcome.ROLLED_BACK, [".ztrio"]) == (
+        caught.value.outcome,
+        [path.name for path in workspace.iterdir()],
+    )
     return caught.value
 
 

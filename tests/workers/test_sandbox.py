@@ -124,7 +124,7 @@ async def test_run_as_another_user(public: Path, kind: str) -> None:
     assert (owner, other) == owners("site") == owners("site/page") == owners("site/below")
     assert (0, 0) == owners("site/below/page")
     assert (NOBODY, NOBODY) == owners("site/fresh") == owners("edited")
-    assert [] == list(public.glob(".ztrio*"))
+    assert [] == list(public.glob(".ztrio-*"))
 
 
 @needs_root

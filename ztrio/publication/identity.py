@@ -36,15 +36,21 @@ _AT_FLAGS: Final = 0x100 | 0x800  # AT_SYMLINK_NOFOLLOW, AT_NO_AUTOMOUNT
 _AT_EMPTY_PATH: Final = 0x1000
 _STATX_BASIC_STATS_AND_BTIME: Final = 0xFFF
 _STATX_BTIME: Final = 0x800
-_ATTRIBUTE_IMMUTABLE: Final = 0x10
-_ATTRIBUTE_APPEND: Final = 0x20
-_ATTRIBUTE_MOUNT_ROOT: Final = 0x2000
-_STATX: Final = struct.Struct("=IIQ IIIHH QQQQ qIi qIi qIi qIi IIII")
+_PINNED: Final = 0x10 | 0x20 | 0x2000  # STATX_ATTR_IMMUTABLE, _APPEND, _MOUNT_ROOT
+# Up to the modification time; what is of no use here is skipped.
+_STATX: Final = struct.Struct("=I4xQ IIIH2x QQ16x 16x qI4x 16x qI4x")
+_STATX_SIZE: Final = 256
 
 _OVERLAYFS_MAGIC: Final = 0x794C7630  # linux/magic.h
+_MAGIC: Final = struct.Struct("l")
+_STATFS_SIZE: Final = 256  # 120 bytes on 64-bit Linux; f_type comes first
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if _POSIX else None
 _HAS_STATX: Final = hasattr(_libc, "statx")  # Linux with glibc >= 2.28 or musl >= 1.2.2
+if _HAS_STATX:
+    # Said once, they need not be found out in each call.
+    _libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p)
+    _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 
 @attrs.frozen
@@ -131,16 +137,15 @@ def look(dir_fd: int, name: str) -> Stat | None:
 
 
 def _statx(dir_fd: int, name: str) -> Stat | None:
-    buffer = ctypes.create_string_buffer(256)
+    buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _AT_FLAGS if name else _AT_FLAGS | _AT_EMPTY_PATH
-    if _libc.statx(dir_fd, os.fsencode(name), flags, ctypes.c_uint(_STATX_BASIC_STATS_AND_BTIME), buffer):
+    if _libc.statx(dir_fd, os.fsencode(name), flags, _STATX_BASIC_STATS_AND_BTIME, buffer):
         number = ctypes.get_errno()
         if number == errno.ENOENT:
             return None
         raise OSError(number, os.strerror(number), name)
-    fields = _STATX.unpack_from(buffer)
-    mask, attributes, links, uid, gid, mode, inode, size = (fields[index] for index in (0, 2, 3, 4, 5, 6, 8, 9))
-    born_s, born_ns, mtime_s, mtime_ns = (fields[index] for index in (15, 16, 21, 22))
+    mask, attributes, links, uid, gid, mode, inode, size, *times = _STATX.unpack_from(buffer)
+    born_s, born_ns, mtime_s, mtime_ns = times
     born = born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None
     return Stat(
         identity=Identity(inode, born),
@@ -150,16 +155,17 @@ def _statx(dir_fd: int, name: str) -> Stat | None:
         uid=uid,
         gid=gid,
         links=links,
-        pinned=bool(attributes & (_ATTRIBUTE_MOUNT_ROOT | _ATTRIBUTE_IMMUTABLE | _ATTRIBUTE_APPEND)),
+        pinned=attributes & _PINNED != 0,
     )
 
 
 def _is_overlay(dir_fd: int) -> bool:
-    buffer = ctypes.create_string_buffer(256)  # struct statfs, 120 bytes on 64-bit; f_type comes first
+    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
     if _libc.fstatfs(dir_fd, buffer):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return ctypes.c_long.from_buffer(buffer).value == _OVERLAYFS_MAGIC
+    (magic,) = _MAGIC.unpack_from(buffer)
+    return bool(magic == _OVERLAYFS_MAGIC)
 
 
 def _portable_stat(dir_fd: int, name: str) -> Stat | None:

@@ -5,14 +5,14 @@ All of this blocks; the supervisor calls each step in a thread. The steps in the
     prepare → record("worker_running") → inspect → publish → record("committing_state") → … → discard
                                                    └──────────── roll_back ────────────┘
 
+Where the store is durable, the call's row tells what `committing_state` would.
+
 `roll_back` and `discard` may come at any time, and repeatedly; `close` instead of `discard` leaves everything in place.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from ztrio.publication.inspect import Budget, Fingerprint, OutputLimits, fingerp
 from ztrio.publication.jobdir import JobDirectory
 from ztrio.publication.journal import Journal, encode_journal
 from ztrio.publication.ownership import Owners, give_back, hand_over, let_pass, make_folder
+from ztrio.publication.places import Reached, check_movable, check_replaceable, directory_refused
 from ztrio.publication.public import Replacement
 from ztrio.publication.recovery_file import RecoveryFile
 from ztrio.publication.targets import Target, check_existing, open_parent, refuse, refuse_overlap
@@ -60,6 +61,8 @@ class Publisher:
         self._limits = OutputLimits() if limits is None else limits
         # The store that the calls belong to, for `recovery.json`; set before the first call.
         self._whose: dict[str, Any] = {}
+        # What was found to be reached by renaming; shared by all stagings.
+        self._reached = Reached()
 
     def sign(self, store_id: str, *, durable: bool) -> None:
         """Say to which store the calls belong, so that the job directories tell it to whoever finds them.
@@ -70,7 +73,9 @@ class Publisher:
         """
         self._whose = {"store_id": store_id, "durable": durable}
 
-    def prepare(self, job_id: str, targets: Sequence[Target], *, label: Mapping[str, Any]) -> Staging:
+    def prepare(
+        self, job_id: str, targets: Sequence[Target], *, label: Mapping[str, Any], phase: str = "preparing"
+    ) -> Staging:
         """Make the job directory of a call, and see that its outputs can be published later.
 
         Args:
@@ -78,6 +83,7 @@ class Publisher:
             targets: Its outputs, as `resolve_output` found them.
             label: JSON-like facts about the call for `recovery.json`: session, tool, …; `external` says that the tool
                 has effects elsewhere.
+            phase: The phase that is reached when it returns: `preparing`, or `worker_running` where there is a worker.
 
         Raises:
             OutputRefused: a target cannot be published to; OUTPUT_NOT_WRITABLE names the directory.
@@ -85,9 +91,9 @@ class Publisher:
             OSError: staging could not be made. In every case nothing is left behind.
         """
         refuse_overlap(targets)
-        staging = Staging(self._workspace, job_id, self._ops, self._limits, self._worker)
+        staging = Staging(self._workspace, job_id, self._ops, self._limits, self._worker, self._reached)
         try:
-            staging.make(targets, {**self._whose, **label})
+            staging.make(targets, {**self._whose, **label}, phase)
         except BaseException:
             staging.discard()
             raise
@@ -98,13 +104,20 @@ class Staging:
     """The staged outputs of one call. Made by `Publisher.prepare`, ended by `discard`."""
 
     def __init__(
-        self, workspace: str, job_id: str, ops: FileOps, limits: OutputLimits, worker: tuple[int, int] | None
+        self,
+        workspace: str,
+        job_id: str,
+        ops: FileOps,
+        limits: OutputLimits,
+        worker: tuple[int, int] | None,
+        reached: Reached,
     ) -> None:
         self._workspace = workspace
         self._job_id = job_id
         self._ops = ops
         self._limits = limits
         self._worker = worker
+        self._reached = reached
         # The workspace's comes first; grows only within `make`.
         self._directories: list[JobDirectory] = []
         # One per output, in the order of the targets; complete when `make` returns.
@@ -143,7 +156,7 @@ class Staging:
         """Whether publication has begun, so that there may be something to roll back."""
         return self._publication.state != "idle"
 
-    def make(self, targets: Sequence[Target], label: Mapping[str, Any]) -> None:
+    def make(self, targets: Sequence[Target], label: Mapping[str, Any], phase: str) -> None:
         """The work of `Publisher.prepare`, which cleans up after it."""
         self._external = bool(label.get("external"))
         home = self._make_home()
@@ -154,7 +167,7 @@ class Staging:
             try:
                 parent_fd = open_parent(self._ops, self._workspace, target)
             except OSError as error:
-                raise _directory_refused(target, error) from error
+                raise directory_refused(target, error) from error
             try:
                 self._slots.append(self._make_slot(target, parent_fd, budget))
             finally:
@@ -163,7 +176,7 @@ class Staging:
         self._replacement = Replacement(
             (slot.path, os.path.relpath(slot.path, self._workspace), slot.public) for slot in self._slots
         )
-        self.record("preparing")
+        self.record(phase)
 
     def _announce(self, home: JobDirectory, targets: Sequence[Target]) -> None:
         """Note where something may be made outside of the workspace's own job directory, before it is.
@@ -223,7 +236,11 @@ class Staging:
             OSError: as the system reports it. Whatever was raised, `roll_back` puts everything back.
         """
         self.record("publishing_outputs")
-        self._publication.publish(None if intent is None else partial(intent, self.journal()))
+        try:
+            self._publication.publish(None if intent is None else partial(intent, self.journal()))
+        except BaseException:
+            self._reached.clear()  # it may have failed because something is mounted otherwise by now
+            raise
         return {slot.target.parameter: slot.public for slot in self._slots if slot.staged is not None}
 
     def journal(self) -> bytes:
@@ -298,10 +315,10 @@ class Staging:
         found = self._ops.stat(parent_fd, target.name)
         if found is not None:
             check_existing(target, found.mode)
-            _check_replaceable(target, parent, found)
-        job = self._directory_for(target, parent_fd)
+            check_replaceable(target, parent, found)
+        job = self._directory_for(target, parent_fd, parent)
         if found is not None and found.is_dir:
-            _check_movable(target, job, parent_fd, found)
+            check_movable(target, job, parent_fd, found)
         folder = str(len(self._slots))
         make_folder(folder, job.fd, self._worker)
         owners: Owners = {}
@@ -336,11 +353,16 @@ class Staging:
             raise refuse(target, "OUTPUT_NOT_WRITABLE", f"cannot be taken into account: {error.strerror}") from error
         return before
 
-    def _directory_for(self, target: Target, parent_fd: int) -> JobDirectory:
+    def _directory_for(self, target: Target, parent_fd: int, parent: Stat) -> JobDirectory:
         """The job directory from which renaming to the target works."""
+        place = str(target.path.parent), parent.identity, target.policy.kind
+        if place in self._reached:
+            return self._directories[0]
         try:
             for directory in self._directories:
                 if directory.reaches(self._ops, parent_fd, target.policy.kind):
+                    if directory is self._directories[0]:
+                        self._reached.add(place)
                     return directory
             directory = JobDirectory.make(str(target.path.parent), parent_fd, self._job_id)
             self._directories.append(directory)
@@ -348,7 +370,7 @@ class Staging:
             if directory.reaches(self._ops, parent_fd, target.policy.kind):
                 return directory
         except OSError as error:
-            raise _directory_refused(target, error) from error
+            raise directory_refused(target, error) from error
         raise refuse(target, "OUTPUT_NOT_WRITABLE", f"is in {target.path.parent}, within which nothing can be renamed")
 
 
@@ -356,39 +378,3 @@ def _present(ops: FileOps, dir_fd: int) -> Stat:
     found = ops.stat(dir_fd, "")
     assert found is not None  # an open directory is something
     return found
-
-
-def _check_replaceable(target: Target, parent: Stat, found: Stat) -> None:
-    """Refuse what an exchange would fail on, or do other than what a reader of the target expects."""
-    uid = os.geteuid()
-    if found.pinned:
-        why = "is a mount point, or immutable or append-only, so it cannot be exchanged"
-    elif found.is_file and found.links > 1:
-        why = f"has {found.links} hard links; replacing it would leave its other names with the old content"
-    elif parent.mode & stat.S_ISVTX and uid not in (0, parent.uid, found.uid):
-        why = f"belongs to another user, and {target.path.parent} lets only owners rename"
-    else:
-        return
-    raise refuse(target, "OUTPUT_NOT_WRITABLE", why)
-
-
-def _check_movable(target: Target, job: JobDirectory, parent_fd: int, found: Stat) -> None:
-    """Refuse an existing directory that cannot be moved."""
-    try:
-        job.can_move(parent_fd, target.name)
-    except PermissionError as error:
-        if os.geteuid() == found.uid and not found.mode & stat.S_IWUSR:
-            return  # its owner gives write permission for the exchange
-        raise refuse(
-            target, "OUTPUT_NOT_WRITABLE", f"is a directory that may not be moved: {error.strerror}"
-        ) from error
-    except OSError as error:
-        layered = " (it comes from a lower layer of an overlay file system)" if error.errno == errno.EXDEV else ""
-        why = f"is a directory that cannot be moved: {error.strerror}{layered}"
-        raise refuse(target, "OUTPUT_NOT_WRITABLE", why) from error
-
-
-def _directory_refused(target: Target, error: OSError) -> OutputRefused:
-    return refuse(
-        target, "OUTPUT_NOT_WRITABLE", f"cannot be published: its directory {target.path.parent}: {error.strerror}"
-    )

@@ -5,6 +5,7 @@ The store is in memory, except where durability is measured.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -74,6 +75,10 @@ async def _open(request: dict[str, Any], backend: Any) -> AsyncIterator[Caller]:
                 toolbox, workspace=workspace, settings=ztrio.Settings(workers=128, start_bound=90.0), **options
             )
         )
+        # As `ztrio serve` does, and the README advises programs: else a full collection of everything that is loaded
+        # falls into some measurement, and stops everything for as long.
+        gc.collect()
+        gc.freeze()
         yield _Ztrio(supervisor)
 
 
