@@ -231,11 +231,17 @@ class Job:
             CallGated: an earlier call of this scope is unresolved, and the gate refuses others meanwhile.
             RegistryFull: the gate would have to refuse it if it were unresolved, and there is no room for that.
         """
-        external = self.tool.effects == "external"
-        capability = str(self.tool.capability)
-        self.call = own_calls.begin(self.id, self.tool.name, capability, self.context, self.timeout, external=external)
-        if self.call is not None:
-            self.call.reconciles = self.reconciles
+        tool = self.tool
+        self.call = own_calls.begin(
+            self.id,
+            tool.name,
+            str(tool.capability),
+            self.context,
+            self.timeout,
+            in_worker=tool.in_worker,
+            external=tool.effects == "external",
+            reconciles=self.reconciles,
+        )
 
     def event(self, name: str, **facts: Any) -> AuditEvent:
         """An audit event about this call."""

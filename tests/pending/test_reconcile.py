@@ -13,6 +13,7 @@ from ztrio.pending import (
     Rejected,
     State,
     Tier,
+    Transport,
     reconcile_ids,
 )
 
@@ -111,6 +112,25 @@ def test_what_is_observable_has_to_be_named() -> None:
     assert [State.RECONCILED, State.UNRESOLVED] == [box.state(call), box.state(other)]
     box.registry.lose_sight(other.call_id, **box.tick())
     assert [other.call_id] == [each.call.call_id for each in box.read()]
+
+
+@pytest.mark.req("P38", "P39")
+@pytest.mark.parametrize("bound", [16, 1])
+def test_a_call_of_our_own_has_to_be_named(bound: int) -> None:
+    """A call of our own tools, or a blocker of such, is settled by a read that names it and by no other, however late.
+
+    What it did elsewhere is nothing that a read of the toolbox happens to look at, and nothing of it is quiet or not.
+    """
+    box = Box.of(gating=bound)
+    facts: dict[str, Any] = {"server": "local:mails", "transport": Transport.LOCAL, "lease": Lease("", 0)}
+    for _ in range(2):
+        box.unresolved(observable=False, **facts)
+    box.now += 3600.0
+    assert [] == box.read(**facts)
+    assert box.gated(server="local:mails")
+    names = [record.call.call_id for record in box.registry.entries(ANN) if record.gating]
+    assert [State.RECONCILED] * 2 == [each.after for each in box.read(*names, **facts)]
+    assert not box.gated(server="local:mails")
 
 
 @pytest.mark.req("P39")

@@ -1,5 +1,6 @@
 """Our own tools at the gate: what changes something while an earlier call is unresolved is warned about or refused."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,7 +214,7 @@ async def test_a_read_is_never_refused(tmp_path: Path, autojump_clock: trio.test
     settings = PendingSettings(mode=Mode.ENFORCE, bounds=Bounds(in_flight=1))
     async with shell(tmp_path, gate=settings) as box, trio.open_nursery() as nursery:
         call_id = pending_of(await lose(box))["call_id"]
-        nursery.start_soon(box.supervisor.call, "look", {"seconds": 2.0})
+        nursery.start_soon(partial(box.supervisor.call, "look", {"seconds": 2.0}, reconciles=["pc_aaaaaaaaaaaaaaaa"]))
         await settle()
         assert (await box.supervisor.call("look", reconciles=[call_id])).outcome is Outcome.COMPLETED
         assert [("mail", "unresolved")] == states(box)

@@ -2,7 +2,8 @@
 
 Only order counts, and order is the sequence number: a read that was *sent* after the call became unresolved has seen
 what there was to see. Where a late response may still come, or the upstream was just heard working, a read proves
-nothing by itself, and the caller has to say that it looked: by naming the calls.
+nothing by itself, and the caller has to say that it looked: by naming the calls. So it has to for calls of our own
+tools: what is not known of these is what they did somewhere else, or what our own record will say.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from ztrio.errors import InvalidArguments
 from ztrio.pending.bounds import MAX_RECONCILES
+from ztrio.pending.reasons import Transport
 from ztrio.pending.records import Blocker, Record
 from ztrio.pending.states import TABLE, Effect, Event
 
@@ -58,5 +60,7 @@ def qualifies(record: Record, read: Record, *, named: bool, now: float, progress
         return False
     if read.sent_seq <= record.unresolved_seq:
         return False
+    if named:
+        return True
     observed = record.was_observable if isinstance(record, Blocker) else record.observable
-    return named or not (observed or now - record.last_progress < progress)
+    return not (observed or now - record.last_progress < progress or call.transport is Transport.LOCAL)

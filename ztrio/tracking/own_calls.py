@@ -10,7 +10,8 @@ Its id is that of its job under another prefix, so that each is found from the o
 its job row is its journal; only a call that may do something elsewhere gets a journal row too, written before the call
 starts, since no recovery can find out about those effects.
 
-A read passes only while something is unresolved in its scope: it can settle nothing else, and reads shall cost nothing.
+Reads shall cost nothing, so one is on the books only if it names calls that it settles, or runs in a worker whose death
+may be left unproven.
 """
 
 from __future__ import annotations
@@ -85,7 +86,16 @@ class OwnCalls:
             raise self._desk.refusal(refusal, context)
 
     def begin(
-        self, job_id: str, tool: str, capability: str, context: CallContext, timeout: float, *, external: bool
+        self,
+        job_id: str,
+        tool: str,
+        capability: str,
+        context: CallContext,
+        timeout: float,
+        *,
+        in_worker: bool,
+        external: bool = False,
+        reconciles: tuple[str, ...] = (),
     ) -> OwnCall | None:
         """The check that counts; the call's turn has come.
 
@@ -95,10 +105,12 @@ class OwnCalls:
             capability: Its capability.
             context: Who calls.
             timeout: Seconds that it may run.
+            in_worker: Whether it runs in a worker, which may have to be given up on.
             external: Whether it may do something elsewhere.
+            reconciles: Ids of calls that it settles, if it is a read that succeeds.
 
         Returns:
-            The call; None for a read that can settle nothing.
+            The call; None for a read that can neither settle anything nor become unresolved.
 
         Raises:
             CallGated: the gate refuses it.
@@ -106,7 +118,7 @@ class OwnCalls:
         """
         tracker, principal = self._tracker, context.principal.id
         reads = capability == Tier.READ
-        if reads and not tracker.registry.gates(self.server, principal, context.gate_scope):
+        if reads and not (reconciles or in_worker):
             return None
         tracker.callers.know([principal])
         call = self._call(job_id, tool, capability, context, timeout)
@@ -122,7 +134,8 @@ class OwnCalls:
             warning = self._desk.warning(begun.warning, record, self.server, context)
         if not begun.tracked:
             tracker.notices.say_rarely("call not tracked", server=self.server, principal=principal, now=tracker.now)
-        return OwnCall(tracker, self._desk, call, context, warning, tracked=begun.tracked, external=external)
+        tracked = begun.tracked
+        return OwnCall(tracker, self._desk, call, context, warning, reconciles, tracked=tracked, external=external)
 
     def _call(self, job_id: str, tool: str, capability: str, context: CallContext, timeout: float | None) -> Call:
         return Call(
@@ -144,7 +157,6 @@ class OwnCall:
 
     Attributes:
         warning: What its caller is told about others.
-        reconciles: Ids that it names, if it is a read.
     """
 
     def __init__(
@@ -154,6 +166,7 @@ class OwnCall:
         call: Call,
         context: CallContext,
         warning: dict[str, Any] | None,
+        reconciles: tuple[str, ...],
         *,
         tracked: bool,
         external: bool,
@@ -164,7 +177,7 @@ class OwnCall:
         self._context = context
         self._external = external
         self.warning = warning
-        self.reconciles: tuple[str, ...] = ()
+        self._reconciles = reconciles
         # Whether the registry is still to be told of it.
         self._tracked = tracked
         # Whether only its slot in the count of those on no books is left.
@@ -212,7 +225,7 @@ class OwnCall:
         if record is not None and record.state is State.RESERVED:
             tracker.did(registry.not_sent(call_id, **tracker.moment()))
         elif record is not None and record.state is State.SENT:
-            tracker.did(registry.complete(call_id, succeeded=succeeded, reconciles=self.reconciles, **tracker.moment()))
+            tracker.did(registry.complete(call_id, succeeded=succeeded, reconciles=self._reconciles, **tracker.moment()))
         else:
             tracker.proven(call_id, _PROOFS[outcome])
 
