@@ -65,6 +65,7 @@ class Supervisor:
         toolbox: The tools.
         workspace: Where they work, absolute.
         audit: Every decision, as events.
+        reloaded: Set when `toolbox` becomes another; then there is a new event for the next time.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Supervisor:
         self._closing = trio.Event()
         # Set by whoever opened it when everything it ran has ended.
         self.closed = trio.Event()
+        self.reloaded = trio.Event()
         # Everything the supervisor runs; its shield gets a deadline when closing begins.
         self._lifetime = lifetime
         # What a backend is to load for a toolbox.
@@ -281,6 +283,8 @@ class Supervisor:
                 raise
             self.toolbox = fresh.toolbox
             self._admission.replace_toolbox(fresh.toolbox)
+            self.reloaded.set()
+            self.reloaded = trio.Event()
 
     async def aclose(self, cause: str = "shutdown") -> None:
         """Stop accepting calls, stop those in flight, wait for the end. From any task, any number of times.

@@ -30,6 +30,11 @@ class Era:
         # The SDK has served a request of the modern era; never both, the first request decides for good.
         self._modern = False
 
+    @property
+    def shaken_hands(self) -> bool:
+        """Whether it is the era in which a server tells its client what nobody asked for."""
+        return self._agreed is not None
+
     def answered(self, method: str, result: Mapping[str, Any]) -> None:
         """Learn from a result of the SDK."""
         if method == "initialize":

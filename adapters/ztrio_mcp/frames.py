@@ -158,6 +158,11 @@ class FrameFilter:
         """A snapshot."""
         return FrameStatistics(**self._counts, in_flight=len(self._requests))
 
+    @property
+    def shaken_hands(self) -> bool:
+        """Whether the client is of the era in which a server tells what nobody asked for."""
+        return self._era.shaken_hands
+
     def get(self, key: RequestId | None) -> InFlight | None:
         """The request in flight under this internal id."""
         return self._requests.get(key) if isinstance(key, int) else None

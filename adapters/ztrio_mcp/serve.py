@@ -116,6 +116,7 @@ class _Connection:
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._run_sdk)
                 nursery.start_soon(self._watch_client)
+                nursery.start_soon(self._server.watch_tools, self._transport.tell)
                 cause = await self._ending.wait()
                 await self._wind_down(cause)
                 nursery.cancel_scope.cancel()

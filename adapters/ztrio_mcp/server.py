@@ -12,14 +12,14 @@ what does not fit, so that a refusal is a job in the audit like any other.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 import trio
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
@@ -124,7 +124,25 @@ class McpServer:
         self, read_stream: ReadStream[SessionMessage | Exception], write_stream: WriteStream[SessionMessage]
     ) -> None:
         """Serve one connection until its input ends."""
-        await self._sdk.run(read_stream, write_stream, self._sdk.create_initialization_options())
+        told = NotificationOptions(tools_changed=True)
+        await self._sdk.run(read_stream, write_stream, self._sdk.create_initialization_options(told))
+
+    async def watch_tools(self, tell: Callable[[str], Awaitable[None]]) -> None:
+        """Tell the client whenever a reload has changed what is listed. Runs as long as the connection.
+
+        A client of the modern era asks again by itself: it is told with each list that this is not to be kept.
+
+        Args:
+            tell: Sends the notification of that name.
+        """
+        told = self._tools
+        while True:
+            reloaded = self._supervisor.reloaded
+            if self._current_tools() != told:
+                told = self._tools
+                await tell("notifications/tools/list_changed")
+            else:
+                await reloaded.wait()
 
     def undelivered(self, request: InFlight, why: str) -> None:
         """An answer did not reach the client; the audit says so where the call had committed."""

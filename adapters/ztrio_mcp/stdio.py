@@ -214,6 +214,11 @@ class StdioTransport:
         params = {name: value for name, value in told.items() if value is not None}
         await self._send({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}, None)
 
+    async def tell(self, method: str) -> None:
+        """Write or queue a notification that belongs to no request, if the client is of the era that has such."""
+        if self.frames.shaken_hands:
+            await self._send({"jsonrpc": "2.0", "method": method}, None)
+
     async def _send(
         self,
         body: dict[str, Any],

@@ -160,7 +160,7 @@ def test_their_names_are_taken() -> None:
 
 
 async def test_tools_after_a_reload(serving: Serving, tmp_path: Path) -> None:
-    """A client that lists the tools again finds those that were loaded anew, and can call them."""
+    """A client is told that its list of tools is old, finds those that were loaded anew, and can call them."""
     source = tmp_path / "fresh_tools.py"
     text = (HERE / "pending_box.py").read_text()
     source.write_text(text)
@@ -169,6 +169,33 @@ async def test_tools_after_a_reload(serving: Serving, tmp_path: Path) -> None:
         before = {tool["name"] for tool in (await served.client.ask("a", "tools/list"))["result"]["tools"]}
         source.write_text(text.replace("async def sent", "async def outbox"))
         await served.supervisor.reload()
+        await served.client.take(lambda frame: frame.get("method") == "notifications/tools/list_changed")
         after = {tool["name"] for tool in (await served.client.ask("b", "tools/list"))["result"]["tools"]}
         assert (before - after, after - before) == ({"sent"}, {"outbox"})
         assert not (await client.call("outbox"))["isError"]
+
+
+@pytest.mark.parametrize("envelope", ERAS)
+async def test_who_is_told_of_a_reload(serving: Serving, tmp_path: Path, envelope: Mapping[str, Any]) -> None:
+    """Told is a client that shook hands, and only of a list that is another; other clients are not to keep a list."""
+    source = tmp_path / "fresh_tools.py"
+    text = (HERE / "pending_box.py").read_text()
+    source.write_text(text)
+    params = {"_meta": envelope} if envelope else None
+    toolbox = ztrio.load_toolbox(str(source))
+    async with serving(toolbox=toolbox, handshake=False) as served:
+        listing = ("a", "tools/list", params)
+        if envelope:
+            assert 0 == (await served.client.ask(*listing))["result"]["ttlMs"]
+        else:
+            answer = await served.client.initialize()
+            assert {"listChanged": True} == answer["result"]["capabilities"]["tools"]
+        await served.supervisor.reload()  # what is listed has not changed
+        source.write_text(text.replace("async def sent", "async def outbox"))
+        await served.supervisor.reload()
+        source.write_text(text)
+        await served.supervisor.reload()
+        await served.client.ask(*listing)
+        told = [frame for frame in served.client.frames if "method" in frame]
+        message = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        assert ([] if envelope else [message] * 2) == told
