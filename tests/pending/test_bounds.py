@@ -90,7 +90,7 @@ def test_somebody_who_is_not_configured_has_no_quota() -> None:
     box = Box()
     refusal = box.begin(box.call(principal="nobody"))
     assert isinstance(refusal, Refusal)
-    assert "PENDING_REGISTRY_FULL" == refusal.code
+    assert ("PENDING_REGISTRY_FULL", None) == (refusal.code, refusal.retry_after)
     box.registry.configure(settings(mode=Mode.WARN))
     found = box.begin(box.call(principal="nobody"))
     assert isinstance(found, Begun)

@@ -23,9 +23,11 @@ from ztrio.pending import (
     Mode,
     PendingSettings,
     Reason,
+    Refusal,
     State,
     Tier,
     Transport,
+    refusal_error,
 )
 from ztrio.testing import FaultyStore
 from ztrio.tracking.notices import Notices
@@ -290,12 +292,12 @@ async def test_a_last_flush(autojump_clock: trio.testing.MockClock) -> None:
 
 @pytest.mark.req("P13")
 async def test_principals_that_come_up(autojump_clock: trio.testing.MockClock) -> None:
-    """Memory is set aside for callers as they come up, as long as there is any; configuring too many is refused."""
-    async with under() as box:
+    """Where nobody is configured, books are made for callers as they come up, as long as there is room."""
+    async with under(settings=PendingSettings(mode=Mode.ENFORCE)) as box:
         box.tracker.callers.know(["p0"])
         box.lose(1, principal="p0", gate_scope="p0")
         box.tracker.callers.know([f"p{number}" for number in range(100)])
-        assert {"ann", "bob", "local", "p99"} < box.tracker.callers.settings.all_principals
+        assert {"local", "p99"} < box.tracker.callers.settings.all_principals
         assert [State.UNRESOLVED] == [record.state for record in box.tracker.registry.entries("p0")]
         box.tracker.callers.know(["p0"])
         box.lose(2, principal="p0", gate_scope="other")
@@ -304,10 +306,30 @@ async def test_principals_that_come_up(autojump_clock: trio.testing.MockClock) -
             moment = box.tracker.moment()
             box.tracker.registry.check_and_begin(call_of(number, principal=f"p{number}", gate_scope="x"), **moment)
         counted = box.tracker.registry.statistics()
-        assert (64, 60) == (counted.principals, counted.in_flight)
-        assert counted.refused == 10
+        assert (64, 62) == (counted.principals, counted.in_flight)
+        assert counted.refused == 8
+
+
+@pytest.mark.req("P13", "I5")
+async def test_principals_that_are_configured(autojump_clock: trio.testing.MockClock) -> None:
+    """Where somebody is configured, whoever is not takes no room; too many are refused at start and at a reload."""
+    async with under() as box:
+        box.tracker.callers.know(["mallory"])
+        assert {"ann", "bob", "local"} == box.tracker.callers.settings.all_principals
+        call = call_of(1, principal="mallory", gate_scope="m")
+        refused = box.tracker.registry.check_and_begin(call, **box.tracker.moment())
+        assert isinstance(refused, Refusal)
+        error = refusal_error(refused, ways=[], now=box.tracker.now)
+        assert ("PENDING_REGISTRY_FULL", {}) == (error.code, error.details)
+        assert "has no books" in error.message
         with pytest.raises(ValueError, match="at most 64"):
             attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(64)))
+        for number in range(2):
+            box.lose(number + 2, principal=("ann", "bob")[number], gate_scope="s")
+        with pytest.raises(ValueError, match="at most 64"):
+            box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(62))))
+        box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(61))))
+        assert 64 == box.tracker.registry.statistics().principals
 
 
 @pytest.mark.parametrize(("set_by", "same"), [(0.2, True), (3600.0, False)])

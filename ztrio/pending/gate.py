@@ -65,7 +65,8 @@ class Refusal:
         call: The call.
         gating: What is in the way, newest first, at most 16.
         count: How many calls that is altogether.
-        retry_after: Seconds after which it makes sense to try again, for a full registry.
+        retry_after: Seconds after which it makes sense to try again, for a full registry; None for a caller who has no
+            books at all.
     """
 
     code: str
@@ -177,6 +178,11 @@ def refusal_error(refusal: Refusal, *, ways: Sequence[Way], now: float) -> Ztrio
         return NotSent(
             f"The connection to {call.server} ended before {call.tool} was sent. Nothing happened; repeat it.",
             phase=str(Phase.CONNECT),
+        )
+    if refusal.code == "PENDING_REGISTRY_FULL" and refusal.retry_after is None:
+        return RegistryFull(
+            f"{call.tool} was not sent: this caller has no books on which the call could be kept if it became unresolved. "
+            "The operator can add it to the principals that are configured.",
         )
     if refusal.code == "PENDING_REGISTRY_FULL":
         return RegistryFull(

@@ -130,23 +130,23 @@ class Registry(Restoring):
             return Refusal("NOT_SENT", call)
         account = self._accounts.get(call.principal)
         if account is None:
-            return self._without_room(call, None)
+            return self._without_room(call, None, retry_after=None)
         tier, refusal, warning = self._gate(account, call)
         if refusal is not None:
             self._refused += 1
             return refusal
         changes = self._folding.make_room(account, now=now, seq=seq)
         if changes is None:
-            return self._without_room(call, warning)
+            return self._without_room(call, warning, retry_after=self._settings.bounds.retry_after)
         record = Record(call, tier, seq, seq)
         self._make(account, record)
         return Begun([report(record, BEGIN, None, at=now), *changes], warning=warning)
 
-    def _without_room(self, call: Call, warning: GateWarning | None) -> Begun | Refusal:
+    def _without_room(self, call: Call, warning: GateWarning | None, *, retry_after: float | None) -> Begun | Refusal:
         """What becomes of a call that fits on no books: only `enforce` refuses it."""
         if self._settings.mode_of(call.server) is Mode.ENFORCE:
             self._refused += 1
-            return Refusal("PENDING_REGISTRY_FULL", call, retry_after=self._settings.bounds.retry_after)
+            return Refusal("PENDING_REGISTRY_FULL", call, retry_after=retry_after)
         self._ever_untracked += 1
         self._untracked[call.server] = self._untracked.get(call.server, 0) + 1
         return Begun([], tracked=False, warning=warning)

@@ -1,4 +1,9 @@
-"""Whose calls are on the books: each principal has its quota set aside, and new ones may come up at any time."""
+"""Whose calls are on the books: each principal that is configured has its quota set aside, whatever others do.
+
+Where the settings name nobody, as when a program embeds ztrio and brings its own principals, books are made for whoever
+calls, as long as there is room. Where they name somebody they name everybody: a caller who came up by itself would take
+what is set aside for nobody, and somebody else who came up later would find nothing left.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from ztrio.calls import LOCAL
 from ztrio.pending import PendingSettings, Registry
 
 __all__ = ["Callers"]
@@ -26,6 +32,11 @@ class Callers:
         self._came_up: set[str] = set()
 
     @property
+    def _open(self) -> bool:
+        """Whether books are made for whoever calls."""
+        return set(self._configured) <= {LOCAL.principal.id}
+
+    @property
     def settings(self) -> PendingSettings:
         """The settings that hold now."""
         return self._registry.settings
@@ -40,8 +51,11 @@ class Callers:
         self._configured = tuple(name for name in settings.principals if name not in self._came_up)
 
     def know(self, principals: Iterable[str]) -> None:
-        """Set memory aside for principals that come up: as long as there is any, or others that came up need none."""
-        for principal in principals:
+        """Make books for principals that come up, as long as there is room, or others that came up need none.
+
+        Nothing happens where the settings name those who may call.
+        """
+        for principal in principals if self._open else ():
             if principal not in self.settings.all_principals:
                 try:
                     self._admit(principal, self.settings.principals)
