@@ -186,6 +186,23 @@ async def test_facts_from_outside(autojump_clock: trio.testing.MockClock) -> Non
         assert [State.PROVEN, State.CONNECTION_RESET] == [each.state for each in box.tracker.registry.entries()]
 
 
+@pytest.mark.req("P9", "P44")
+async def test_a_session_over_http_ends(autojump_clock: trio.testing.MockClock) -> None:
+    """What was not sent in a session that has ended is not sent; what was sent stays as unresolved, or in flight, as it is."""
+    http = Transport.HTTP
+    async with under() as box:
+        registry = box.tracker.registry
+        sent = box.begin(1, transport=http)
+        waiting = call_of(2, transport=http, gate_scope="other")
+        box.tracker.did(registry.check_and_begin(waiting, **box.tracker.moment()).transitions)  # type: ignore[union-attr]
+        box.lose(3, transport=http, gate_scope="third")
+        facts = {"server": "files", "epoch": 1, "transport": "http"}
+        box.audit.publish(AuditEvent(event="epoch_ended", pending=facts))
+        assert [] == registry.claim(waiting.call_id, wire_id=2, **box.tracker.moment())
+        assert State.SENT == registry.get(sent.call_id).state  # type: ignore[union-attr]
+        assert [State.UNRESOLVED] == [each.state for each in registry.entries()]
+
+
 @pytest.mark.req("P57", "P60")
 async def test_written_behind(autojump_clock: trio.testing.MockClock) -> None:
     """Rows and journal follow, and what was committed is acknowledged; a call that was answered leaves nothing."""

@@ -45,7 +45,10 @@ __all__ = ["EPOCH_ENDED", "PROOF", "Moment", "Tracker", "TrackerStatistics"]
 PROOF: Final = "pending_proof"
 """Name of the event by which somebody says what became of a call: `pending` has `call_id` and `proof`."""
 EPOCH_ENDED: Final = "epoch_ended"
-"""Name of the event that a connection generation has ended: `pending` has `server`, `epoch` and `transport`."""
+"""Name of the event that a connection generation has ended: `pending` has `server`, `epoch` and `transport`.
+
+A generation is the process of a stdio server, and the session with one over HTTP; a session that ends is told like this.
+"""
 
 
 _SET: Final = 0.5  # seconds between two clocks by which one of them was set, and did not just run
