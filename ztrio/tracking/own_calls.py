@@ -233,7 +233,14 @@ class OwnCall:
         tracker, registry, call_id = self._tracker, self._tracker.registry, self._call.call_id
         reason = Reason(error.reason) if isinstance(error, Unresolved) else Reason.COMMIT_UNCONFIRMED
         watched = reason in _WATCHED
-        record = registry.get(call_id) if self._tracked else None
+        if not self._tracked:
+            error.details["tracked"] = False
+            error.message = (
+                f"{error.message} It is on no list of pending calls, because more calls were under way than are kept for "
+                "this caller; its job id still answers."
+            )
+            return
+        record = registry.get(call_id)
         if record is None or tracker.closing:
             return
         if not record.in_flight:
