@@ -327,5 +327,5 @@ def _external(error: ZtrioError) -> Unresolved:
         "elsewhere that may or may not have happened. Check there before repeating.",
         reason="external_effects",
         stopped_by=error.code,
-        because=error.message,
+        because=error.message.partition(". ")[0].rstrip(".") + ".",  # that it is safe to repeat does not hold here
     )

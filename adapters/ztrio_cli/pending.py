@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ztrio_cli.console import OK, USAGE, Complaint, write_json, write_line
+from ztrio_cli.console import FAILED, OK, USAGE, Complaint, write_json, write_line
 from ztrio_cli.options import HERE, Json, Workspace
 
 __all__ = ["pending", "reload"]
@@ -43,10 +43,10 @@ def _choose(context: typer.Context) -> None:
 CallId = Annotated[str, typer.Argument(metavar="ID", help="The call: pc_… or pcb_…, from `ztrio pending list`.")]
 
 _ACTIONS: Final = {
-    "wait": "wait",
+    "wait": "wait{until}",
     "reconcile": "look with {tools}, then `ztrio pending reconcile {call_id} -- TOOL …`",
     "cancel": "`ztrio pending cancel {call_id}`",
-    "ask_operator": "look yourself, then `ztrio pending release {call_id} --reason …`",
+    "release": "look yourself, then `ztrio pending release {call_id} --reason …`",
 }
 
 
@@ -94,6 +94,8 @@ def cancel(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) 
 
     \b
       ztrio pending cancel pc_abcdefghijklmnop
+
+    Exits with 1 if it could not be told.
     """
     from ztrio.management import frames
 
@@ -103,7 +105,7 @@ def cancel(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) 
     else:
         write_line(f"{answer['call_id']}: {answer['state']}")
         write_line(f"  {answer['note']}")
-    return OK
+    return FAILED if "cancel_error" in answer else OK
 
 
 @pending.command()
@@ -160,7 +162,7 @@ def reconcile(
     else:
         write_line(f"{tool}: {answer['value']}")
         _show_call(answer, as_json=False)
-    return 1 if call.get("gating") else OK
+    return FAILED if call.get("gating") else OK
 
 
 def reload(workspace: Workspace = HERE, as_json: Json = False) -> int:
@@ -206,7 +208,8 @@ def _show_call(answer: dict[str, Any], *, as_json: bool) -> None:
     for name in ("sent_at", "expires_at", "late_outcome", "settled_by", "principal", "blocker"):
         if call.get(name) is not None:
             write_line(f"  {name}: {call[name]}")
-    for way in call["resolve"]:
-        words = _ACTIONS[way["action"]].format(tools=" or ".join(way.get("tools", ())), call_id=call["call_id"])
-        until = f", at most {way['seconds']:.0f} s" if "seconds" in way else ""
-        write_line(f"  > {words}{until}")
+    for way in [*call["resolve"], {"action": "release"}] if call["resolve"] else ():
+        if way["action"] in _ACTIONS:
+            until = f", at most {way['seconds']:.0f} s" if "seconds" in way else " until it is settled"
+            tools = " or ".join(way.get("tools", ()))
+            write_line(f"  > {_ACTIONS[way['action']].format(tools=tools, call_id=call['call_id'], until=until)}")

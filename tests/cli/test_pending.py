@@ -94,14 +94,23 @@ def test_an_operator_settles_calls(serving: Serving, cli: Command, workspace: Pa
         assert listed[0] == json.loads(cli("pending", "show", one, "-w", workspace, "--json").out)["pending_call"]
         text = cli("pending", "list", "-w", workspace)
         assert (0, True, True) == (text.status, one in text.out, "gate shut" in text.out)
-        assert f"`ztrio pending reconcile {one} -- TOOL …`" in cli("pending", "show", one, "-w", workspace).out
-        cancelled = json.loads(cli("pending", "cancel", one, "-w", workspace, "--json").out)
-        assert ("unresolved", "unsupported_transport") == (cancelled["state"], cancelled["cancel_error"])
+        assert [
+            "  > wait until it is settled",
+            f"  > look with sent, then `ztrio pending reconcile {one} -- TOOL …`",
+            f"  > look yourself, then `ztrio pending release {one} --reason …`",
+        ] == cli("pending", "show", one, "-w", workspace).out.splitlines()[-3:]
+        told = cli("pending", "cancel", one, "-w", workspace, "--json")
+        cancelled = json.loads(told.out)
+        assert (1, "unresolved", "unsupported_transport") == (
+            told.status,
+            cancelled["state"],
+            cancelled["cancel_error"],
+        )
         assert "nobody to be told" in cli("pending", "cancel", one, "-w", workspace).out
 
         looked = cli("pending", "reconcile", one, "-w", workspace, "--", "sent", "number=7")
         assert (0, "sent: [7]") == (looked.status, looked.out.splitlines()[0])
-        assert "reconciled" in looked.out
+        assert "settled_by: operator:reconcile" in looked.out
         two = client.lose()
         again = json.loads(cli("pending", "reconcile", two, "-w", workspace, "--json", "--", "sent").out)
         assert ([0], "reconciled") == (again["value"], again["pending_call"]["state"])

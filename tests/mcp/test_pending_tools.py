@@ -75,7 +75,10 @@ async def test_a_lost_call(serving: Serving, mail: ztrio.Toolbox, envelope: Mapp
         assert shown == error["_meta"]["ztrio/pending_call"]
         assert ("unresolved", "external_effects", "local:mail") == (shown["state"], shown["reason"], shown["server"])
         [text] = [item["text"] for item in error["content"]]
-        assert "Do not repeat it blindly. What you can do: wait; look with sent and name the call" in text
+        assert (
+            "was stopped in the middle: what it does elsewhere may have happened, or not. Do not repeat it blindly. "
+            "What you can do: wait until it is settled; look with sent and name the call" in text
+        )
 
         warned = await client.call("send")
         assert [shown["call_id"]] == [each["call_id"] for each in warned["_meta"]["pending_call_warning"]["pending"]]

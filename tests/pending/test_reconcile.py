@@ -35,6 +35,16 @@ def test_a_later_read_reconciles() -> None:
     assert not box.gated()
 
 
+@pytest.mark.req("P39", "P58")
+def test_who_looked_is_said() -> None:
+    """What an operator's read settles is settled by the operator."""
+    box = Box()
+    call, read = box.unresolved(), box.sent(tier=Tier.READ)
+    facts: dict[str, Any] = {"reconciles": [call.call_id], "actor": ActorKind.OPERATOR}
+    [_, settled] = box.registry.complete(read.call_id, succeeded=True, **facts, **box.tick())
+    assert (ActorKind.OPERATOR, "operator:reconcile") == (settled.actor, settled.settled_by)
+
+
 @pytest.mark.req("P39")
 @pytest.mark.parametrize(
     "facts",

@@ -45,6 +45,7 @@ async def test_a_call_that_nobody_knows_the_end_of_has_a_name(
         assert ["wait", "reconcile"] == [way["action"] for way in shown["resolve"]]
         assert "CALL_UNRESOLVED" == error.code
         assert "Do not repeat it blindly" in error.message
+        assert "mail ran longer than 1 s and was stopped." == error.details["because"]
         assert [("mail", "unresolved")] == states(box)
         assert [("wait_ended", "unresolved")] == box.steps
         [(name, facts)] = box.notices
@@ -56,7 +57,7 @@ async def test_a_call_that_nobody_knows_the_end_of_has_a_name(
 async def test_only_a_read_that_names_it_settles_it(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, look: str
 ) -> None:
-    """No read settles a call of ours by itself, however quiet it is; one that names it, was made later and succeeds, does."""
+    """No read settles a call of ours by the way, however quiet it is; one that names it and succeeds does."""
     async with shell(tmp_path, gate="enforce") as box:
         call_id = pending_of(await lose(box))["call_id"]
         await trio.sleep(3600)

@@ -77,6 +77,8 @@ async def test_entries_come_back(place: Path, settle: str) -> None:
             await box.supervisor.call("look", reconciles=[shown["call_id"]])
     async with open_store(place / "state.db") as store, shell(place / "ws", store=store, gate="enforce") as box:
         assert [] == box.pending
+        lines = [("calls of an earlier run are unresolved", {"entries": 1, "newest": shown["call_id"]})]
+        assert (lines if settle == "no" else []) == box.notices
         if settle != "no":
             assert [] == states(box)
             assert (await box.supervisor.call("count")).warning is None

@@ -100,6 +100,7 @@ async def test_every_question(folder: Path) -> None:
         )
         answer = await the.ask(frames.Reconcile(call_id, "look", {"seconds": 0.0}))
         assert ("reconciled", {}) == (answer["pending_call"]["state"], answer["value"])
+        assert "operator:reconcile" == answer["pending_call"]["settled_by"]
         released = await the.ask(frames.Release(other, "looked"))
         assert ("released", False) == (released["pending_call"]["state"], released["pending_call"]["gating"])
         assert "calls" == (await the.ask(frames.Reload()))["toolbox"]

@@ -188,7 +188,7 @@ async def test_facts_from_outside(autojump_clock: trio.testing.MockClock) -> Non
 
 @pytest.mark.req("P9", "P44")
 async def test_a_session_over_http_ends(autojump_clock: trio.testing.MockClock) -> None:
-    """What was not sent in a session that has ended is not sent; what was sent stays as unresolved, or in flight, as it is."""
+    """What was not sent in a session that has ended is not sent; what was sent stays as it is."""
     http = Transport.HTTP
     async with under() as box:
         registry = box.tracker.registry
@@ -330,6 +330,7 @@ async def test_principals_that_come_up(autojump_clock: trio.testing.MockClock) -
 @pytest.mark.req("P13", "I5")
 async def test_principals_that_are_configured(autojump_clock: trio.testing.MockClock) -> None:
     """Where somebody is configured, whoever is not takes no room; too many are refused at start and at a reload."""
+    names = tuple(f"p{number}" for number in range(64))
     async with under() as box:
         box.tracker.callers.know(["mallory"])
         assert {"ann", "bob", "local"} == box.tracker.callers.settings.all_principals
@@ -340,12 +341,12 @@ async def test_principals_that_are_configured(autojump_clock: trio.testing.MockC
         assert ("PENDING_REGISTRY_FULL", {}) == (error.code, error.details)
         assert "has no books" in error.message
         with pytest.raises(ValueError, match="at most 64"):
-            attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(64)))
+            attrs.evolve(SETTINGS, principals=names)
         for number in range(2):
             box.lose(number + 2, principal=("ann", "bob")[number], gate_scope="s")
         with pytest.raises(ValueError, match="at most 64"):
-            box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(62))))
-        box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=tuple(f"p{number}" for number in range(61))))
+            box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=names[:62]))
+        box.tracker.callers.configure(attrs.evolve(SETTINGS, principals=names[:61]))
         assert 64 == box.tracker.registry.statistics().principals
 
 

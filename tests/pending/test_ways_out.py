@@ -163,7 +163,7 @@ def test_refusals_in_words() -> None:
     assert isinstance(again, Refusal)
     said = str(refusal_error(again, ways=[Way(WAIT), Way(ASK)], now=box.now))
     assert "2 earlier calls to files" in said
-    assert said.endswith("What you can do: wait; ask the operator, who can look and release it.")
+    assert said.endswith("What you can do: wait until it is settled; ask the operator, who can look and release it.")
     gone = refusal_error(Refusal("NOT_SENT", box.call()), ways=[], now=0.0)
     assert isinstance(gone, NotSent)
     assert {"phase": "connect"} == gone.details

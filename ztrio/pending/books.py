@@ -30,7 +30,6 @@ _ACTORS: Final = {
     Event.PROOF: ActorKind.UPSTREAM,
     Event.EPOCH_ENDED: ActorKind.GATEWAY,
     Event.EXPIRE: ActorKind.GATEWAY,
-    Event.RECONCILE: ActorKind.CALLER,
 }
 
 

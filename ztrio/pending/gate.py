@@ -181,8 +181,8 @@ def refusal_error(refusal: Refusal, *, ways: Sequence[Way], now: float) -> Ztrio
         )
     if refusal.code == "PENDING_REGISTRY_FULL" and refusal.retry_after is None:
         return RegistryFull(
-            f"{call.tool} was not sent: this caller has no books on which the call could be kept if it became unresolved. "
-            "The operator can add it to the principals that are configured.",
+            f"{call.tool} was not sent: this caller has no books on which the call could be kept if it became "
+            "unresolved. The operator can add it to the principals that are configured."
         )
     if refusal.code == "PENDING_REGISTRY_FULL":
         return RegistryFull(
@@ -214,7 +214,8 @@ def sentence(ways: Sequence[Way], now: float) -> str:
     said = []
     for way in ways:
         if way.action is Action.WAIT:
-            said.append("wait" if way.until is None else f"wait, at most {max(0.0, way.until - now):.0f} s")
+            left = None if way.until is None else max(0.0, way.until - now)
+            said.append("wait until it is settled" if left is None else f"wait, at most {left:.0f} s")
         else:
             said.append(words[way.action].format(tools=" or ".join(way.tools)))
     return "; ".join(said)

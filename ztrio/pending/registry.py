@@ -18,7 +18,7 @@ import attrs
 
 from ztrio.pending.bounds import Account
 from ztrio.pending.gate import GateWarning, Refusal, is_continuation, seen
-from ztrio.pending.reasons import Mode, Reason, Tier, Transport
+from ztrio.pending.reasons import ActorKind, Mode, Reason, Tier, Transport
 from ztrio.pending.records import Call, Record
 from ztrio.pending.restore import Restoring
 from ztrio.pending.states import Event, Rejected, State, rule
@@ -217,7 +217,14 @@ class Registry(Restoring):
         return [] if record is None else self._step(record, Event.NOT_SENT, now=now, seq=seq)
 
     def complete(
-        self, call_id: str, *, succeeded: bool, now: float, seq: int, reconciles: Sequence[str] = ()
+        self,
+        call_id: str,
+        *,
+        succeeded: bool,
+        now: float,
+        seq: int,
+        reconciles: Sequence[str] = (),
+        actor: ActorKind = ActorKind.CALLER,
     ) -> list[Transition]:
         """The response came while its caller waited.
 
@@ -228,6 +235,7 @@ class Registry(Restoring):
             seq: The sequence number.
             reconciles: Ids that the call named, as `reconcile_ids` returned them. Those that do not qualify mean
                 nothing.
+            actor: Who looked, for those that it settles.
 
         Returns:
             The end of the call, and the ends of those that it settled if it is a read that succeeded.
@@ -240,7 +248,7 @@ class Registry(Restoring):
             return []
         changes = self._step(record, Event.RESPONSE, now=now, seq=seq)
         if succeeded and record.gate_tier is Tier.READ and changes[0].changed:
-            changes += self._reconcile(record, reconciles, now=now, seq=seq)
+            changes += self._reconcile(record, reconciles, now=now, seq=seq, actor=actor)
         return changes
 
     def mark_unresolved(

@@ -147,7 +147,9 @@ class Settling(Books):
 
     # ---- reads, proofs, the operator
 
-    def _reconcile(self, read: Record, named: Sequence[str], *, now: float, seq: int) -> list[Transition]:
+    def _reconcile(
+        self, read: Record, named: Sequence[str], *, now: float, seq: int, actor: ActorKind
+    ) -> list[Transition]:
         """Settle what a read that just succeeded settles: what it names, and what is quiet by now."""
         call, account = read.call, self._accounts[read.call.principal]
         recent = self._settings.bounds.progress
@@ -162,7 +164,7 @@ class Settling(Books):
                 chosen[name] = record
         changes: list[Transition] = []
         for record in chosen.values():
-            changes += self._step(record, Event.RECONCILE, now=now, seq=seq)
+            changes += self._step(record, Event.RECONCILE, now=now, seq=seq, actor=actor)
         return changes
 
     def release(self, call_id: str, *, actor: ActorKind, now: float, seq: int) -> list[Transition]:

@@ -198,6 +198,10 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
+_STOPPED: Final = "was stopped in the middle: what it does elsewhere may have happened, or not"
+"""Of a call of our own tools of which nothing runs any more."""
+
+
 def describe(shown: Mapping[str, Any], *, ways: Sequence[Way], now: float) -> str:
     """A pending call in words that a model can act on.
 
@@ -207,7 +211,8 @@ def describe(shown: Mapping[str, Any], *, ways: Sequence[Way], now: float) -> st
         now: Monotonic seconds.
     """
     what = f"A group of calls ({shown['count']} unsettled)" if "count" in shown else f"The call {shown['tool']}"
-    text = f"{what} to {shown['server']} ({shown['call_id']}) {_WORDS[shown['state']]}."
+    stopped = shown["state"] == State.UNRESOLVED and shown["reason"] == Reason.EXTERNAL_EFFECTS
+    text = f"{what} to {shown['server']} ({shown['call_id']}) {_STOPPED if stopped else _WORDS[shown['state']]}."
     if "late_outcome" in shown:
         text += f" The late response said: {shown['late_outcome']}."
     if shown.get("gating"):

@@ -115,7 +115,7 @@ class Desk:
         """
         row = await self._tracker.row(call_id)
         record = cancellable(self._tracker.registry, context, call_id, row)
-        answer = await self._canceller.cancel(record.call.call_id, self._actor(context))
+        answer = await self._canceller.cancel(record.call.call_id, self.actor(context))
         shown: dict[str, Any] = {
             "call_id": record.call.call_id,
             "state": str(answer.state),
@@ -215,8 +215,9 @@ class Desk:
         return warning_meta(warning, now=tracker.now)
 
     @staticmethod
-    def _actor(context: CallContext) -> ActorKind:
-        return ActorKind.OPERATOR if may_release(context) else ActorKind.CALLER
+    def actor(context: CallContext) -> ActorKind:
+        """As what a caller acts. A client of a process is the operator's own, and yet not the operator."""
+        return ActorKind.OPERATOR if may_release(context) and context.surface == "cli" else ActorKind.CALLER
 
 
 _REJECTED: Final = {

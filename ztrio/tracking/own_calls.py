@@ -225,7 +225,8 @@ class OwnCall:
         if record is not None and record.state is State.RESERVED:
             tracker.did(registry.not_sent(call_id, **tracker.moment()))
         elif record is not None and record.state is State.SENT:
-            tracker.did(registry.complete(call_id, succeeded=succeeded, reconciles=self._reconciles, **tracker.moment()))
+            named, actor, moment = self._reconciles, self._desk.actor(self._context), tracker.moment()
+            tracker.did(registry.complete(call_id, succeeded=succeeded, reconciles=named, actor=actor, **moment))
         else:
             tracker.proven(call_id, _PROOFS[outcome])
 
@@ -236,8 +237,8 @@ class OwnCall:
         if not self._tracked:
             error.details["tracked"] = False
             error.message = (
-                f"{error.message} It is on no list of pending calls, because more calls were under way than are kept for "
-                "this caller; its job id still answers."
+                f"{error.message} It is on no list of pending calls, because more calls were under way than are kept "
+                "for this caller; its job id still answers."
             )
             return
         record = registry.get(call_id)

@@ -47,7 +47,7 @@ PROOF: Final = "pending_proof"
 EPOCH_ENDED: Final = "epoch_ended"
 """Name of the event that a connection generation has ended: `pending` has `server`, `epoch` and `transport`.
 
-A generation is the process of a stdio server, and the session with one over HTTP; a session that ends is told like this.
+A generation is the process of a stdio server, or the session with one over HTTP: so a session that ends is told, too.
 """
 
 
@@ -214,6 +214,9 @@ class Tracker:
                 self.records.write(transition, self.wall)
                 if transition.recorded and told.get(transition.call.call_id) != transition.after:
                     self._publish(transition, None)
+        gating = [record.call.call_id for record in self.registry.entries() if record.gating]
+        if gating:
+            self.notices.say("calls of an earlier run are unresolved", entries=len(gating), newest=gating[-1])
         self._set_alarm()
 
     def _publish(self, transition: Transition, cause: str | None) -> None:
