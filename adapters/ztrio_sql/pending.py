@@ -100,8 +100,8 @@ class _Base:
     job_id: ClassVar[str | None] = None
     synced: ClassVar[bool] = False
     ends: ClassVar[bool] = False
-    # Never put off: a note that a write may go out is for the death of this process in the next moment, and nothing that
-    # follows says more about it. What was put off before goes out together with it.
+    # Never put off: a note that a write may go out is for the death of this process in the next moment, and nothing
+    # that follows says more about it. What was put off before goes out together with it.
     lazy: ClassVar[bool] = False
     size: ClassVar[int] = 500
 

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -243,13 +244,13 @@ async def test_a_dead_servers_socket_is_replaced(folder: Path, linked: bool) -> 
 
 
 def test_only_what_is_ours_is_removed(folder: Path) -> None:
-    """A link that leads elsewhere is removed, and what it leads to is not."""
+    """A link that leads elsewhere, or to what somebody has cleared away, is removed; what it leads to is not."""
     (folder / ".ztrio").mkdir(mode=0o700)
     for name in ("precious", "ztrio-1", "ztrio-2"):
         (folder / name).mkdir(mode=0o755 if name == "ztrio-1" else 0o700)
         (folder / name / "serve.sock").write_text("precious")
     (folder / "ztrio-2" / "more").write_text("precious")
-    for name, left in (("precious", True), ("ztrio-1", True), ("ztrio-2", False), ("nowhere", False)):
+    for name, left in (("precious", True), ("ztrio-1", True), ("ztrio-2", False), ("ztrio-3", False), ("no", False)):
         link = folder / ".ztrio" / "serve.sock"
         link.symlink_to(folder / name / "serve.sock")
         place.remove(link)
@@ -290,6 +291,18 @@ def test_whose_process_is_there() -> None:
     one, two = socket.socketpair(socket.AF_UNIX)
     with one, two:
         assert [os.getuid()] * 2 == [place.peer_uid(one), place.peer_uid(two)]
+
+
+def test_whose_process_is_there_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the kernel answers another question with another structure: its version, the user, and groups."""
+
+    class Connected:
+        def getsockopt(self, level: int, optname: int, buflen: int) -> bytes:
+            assert (0, 1, 76) == (level, optname, buflen)
+            return struct.pack("=IIh2x16I", 0, 501, 1, *[20] * 16)
+
+    monkeypatch.setattr("ztrio.management.place.sys.platform", "darwin")
+    assert 501 == place.peer_uid(Connected())
 
 
 async def test_the_body_ends_as_it_ends(folder: Path) -> None:

@@ -171,3 +171,6 @@ def test_refusals_in_words() -> None:
     assert isinstance(full, RegistryFull)
     assert {"retry_after": 1.0} == full.details
     assert "Repeat it in 1 s" in str(full)
+    nobody = refusal_error(Refusal("PENDING_REGISTRY_FULL", box.call()), ways=[], now=0.0)
+    assert isinstance(nobody, RegistryFull)
+    assert (True, {}) == ("no books" in str(nobody), nobody.details)
