@@ -10,13 +10,18 @@ import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import trio
+
+from ztrio.audit import AuditBus
 from ztrio.pending import (
     ActorKind,
     Begun,
@@ -31,6 +36,8 @@ from ztrio.pending import (
     Tier,
     Transport,
 )
+from ztrio.tracking.tracker import Tracker
+from ztrio_sql import open_store
 
 BUDGET = {"check_and_begin_us": 10.0, "transitions_per_second": 10_000.0, "bytes_in_flight": 4096.0}
 BATCH = 100
@@ -192,6 +199,37 @@ def refusals(rounds: int) -> dict[str, Any]:
     return {name: summary(each) for name, each in found.items()}
 
 
+async def seam(rounds: int, *, waits: bool) -> dict[str, float]:
+    """What a write's way through the gate adds to it, from the check to its answer, with the note in a durable store.
+
+    The note is written before the call may be sent, and not synced: it is to survive the process. Most of this is
+    waiting for the store; what registry and tracker add is what remains with a note that nobody waits for.
+    """
+    found: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_store(Path(folder) / "state.db") as store, trio.open_nursery() as nursery:
+            tracker = Tracker(PendingSettings(), audit=AuditBus(), store=store)
+            nursery.start_soon(tracker.records.run)
+            nursery.start_soon(tracker.expire)
+            registry = tracker.registry
+            for _ in range(rounds * BATCH):
+                each = call("local", "local")
+                started = time.perf_counter_ns()
+                begun = registry.check_and_begin(each, **tracker.moment())
+                assert isinstance(begun, Begun)
+                tracker.did(begun.transitions)
+                note = registry.journal_row(each.call_id, now=tracker.now, wall=tracker.wall)
+                assert note is not None
+                tracker.records.journal(note)
+                if waits:
+                    await store.append_pending(note)  # once more, to know that it is written
+                tracker.did(registry.claim(each.call_id, wire_id=1, **tracker.moment()))
+                tracker.did(registry.complete(each.call_id, succeeded=True, **tracker.moment()))
+                found.append((time.perf_counter_ns() - started) / 1e3)
+            nursery.cancel_scope.cancel()
+    return summary(found)
+
+
 def memory(calls: int = 4000) -> dict[str, float]:
     """Bytes that a call in flight keeps, its own strings included, and what is left of a thousand that ended."""
     bounds = Bounds(records=calls * 2, in_flight=calls)
@@ -228,6 +266,7 @@ def as_table(result: dict[str, Any]) -> str:
         lines.append(f"{head}| {' | '.join(cells)} | {row['transitions_per_second']:,} |")
     lines.append("")
     lines += [f"{name}: {each['p50']} / {each['p99']} us" for name, each in result["refusals"].items()]
+    lines += [f"seam, {name}: {each['p50']} / {each['p99']} us" for name, each in result["seam"].items()]
     lines += [f"{name}: {each:,}" for name, each in result["memory"].items()]
     lines.append(f"within the budget: {result['within_budget']}")
     return "\n".join(lines)
@@ -244,6 +283,10 @@ def main() -> None:
         "python": sys.version.split()[0],
         "curves": shapes(options.rounds),
         "refusals": refusals(options.rounds),
+        "seam": {
+            "note_awaited": trio.run(partial(seam, options.rounds, waits=True)),
+            "note_not_awaited": trio.run(partial(seam, options.rounds, waits=False)),
+        },
         "memory": memory(),
         "budget": BUDGET,
     }
