@@ -20,7 +20,7 @@ import fcntl
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -217,7 +217,8 @@ class StdioTransport:
     async def tell(self, method: str) -> None:
         """Write or queue a notification that belongs to no request, if the client is of the era that has such."""
         if self.frames.shaken_hands:
-            await self._send({"jsonrpc": "2.0", "method": method}, None)
+            with suppress(trio.ClosedResourceError):  # the end has come meanwhile
+                await self._send({"jsonrpc": "2.0", "method": method}, None)
 
     async def _send(
         self,
