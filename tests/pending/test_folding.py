@@ -145,6 +145,16 @@ def test_a_blocker_of_mixed_calls() -> None:
 
 
 @pytest.mark.req("P15")
+def test_a_blocker_shows_the_highest_tier() -> None:
+    """Also of calls over one and the same connection a blocker is shown under the highest permission."""
+    box = Box.of(gating=1, mode=Mode.OFF)
+    for tier in (Tier.READ, Tier.DESTRUCTIVE, Tier.WRITE, Tier.WRITE):
+        box.unresolved(admission_tier=tier)
+    (blocker,) = box.blockers()
+    assert (3, 1, Tier.DESTRUCTIVE) == (blocker.count, blocker.call.lease.epoch, blocker.call.admission_tier)
+
+
+@pytest.mark.req("P15")
 @pytest.mark.parametrize(("how", "state"), [("outcome", State.COMPLETED_LATE), ("proof", State.PROVEN)])
 def test_a_blocker_resolves_with_its_last_call(how: str, state: State) -> None:
     """A call that turns out after all lowers the count, and the last one opens the gate."""

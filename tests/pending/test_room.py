@@ -41,6 +41,17 @@ def test_tombstones_go_first_then_reads() -> None:
 
 
 @pytest.mark.req("P18")
+def test_an_open_end_that_goes_is_always_said() -> None:
+    """Of an unresolved read the store has everything but how it ended, so it is told when the read is forgotten."""
+    box = Box.of(kept=1)
+    first = box.unresolved(tier=Tier.READ)
+    box.acknowledge()
+    box.unresolved(tier=Tier.READ)
+    assert [first.call_id] == [each.call.call_id for each in box.seen if each.forgotten]
+    assert 1 == box.registry.statistics().forgotten
+
+
+@pytest.mark.req("P18")
 def test_reads_that_are_being_cancelled_stay() -> None:
     """A read whose upstream is being told is not forgotten; the cap gives way by those."""
     box = Box.of(kept=1)
