@@ -145,6 +145,16 @@ def test_there_is_no_preemption() -> None:
 
 
 @pytest.mark.req("P19")
+def test_a_stream_that_ends_makes_room_for_the_next() -> None:
+    """A late wait that is over gives its stream back, so that the next call of its principal there is observed."""
+    box = Box.of(streams=3, mode=Mode.OFF)
+    first = box.unresolved(scope="a", **HTTP)
+    assert box.mark(box.sent(scope="b", **HTTP)).parked
+    box.late(first)
+    assert [False, True] == [box.mark(box.sent(scope=scope, **HTTP)).parked for scope in "cd"]
+
+
+@pytest.mark.req("P19")
 def test_the_older_http_transport_is_never_observed() -> None:
     """Over the older HTTP transport a call has its outcome and the gate, and no late response."""
     box = Box()

@@ -18,6 +18,7 @@ from ztrio.pending import (
     Tier,
     Transport,
 )
+from ztrio.pending.bounds import Account
 
 HTTP: dict[str, Any] = {"transport": Transport.HTTP}
 
@@ -219,3 +220,52 @@ def test_calls_that_are_being_cancelled_do_not_give_way() -> None:
     assert isinstance(found, Begun)
     assert not found.tracked
     assert [State.CANCELLING] * 2 == [box.state(call) for call in calls]
+
+
+@pytest.mark.req("P20", "P16")
+def test_a_single_entry_folds_into_the_blocker_of_all_scopes() -> None:
+    """Where one blocker gates all scopes of a server, folding the one entry of a scope makes room."""
+    box = Box.of(gating=1, blockers=1, mode=Mode.OFF)
+    for number in range(4):
+        box.unresolved(scope=f"s{number % 2}")
+    assert ["blocker", "gating", "gating"] == kinds(box)
+    box.registry.configure(attrs.evolve(box.registry.settings, bounds=Bounds(records=3, blockers=9)))
+    found = box.begin(box.call(server="x"))
+    assert isinstance(found, Begun)
+    assert (True, ["blocker", "gating"]) == (found.tracked, kinds(box))
+
+
+@pytest.mark.req("P20", "P16")
+def test_blockers_without_entries_count() -> None:
+    """One more blocker than there may be merges them all, which makes room, also where the others have no entries."""
+    box = Box.of(gating=1, blockers=2, mode=Mode.OFF)
+    for scope in "ab":
+        box.unresolved(scope=scope)
+        box.late(box.unresolved(scope=scope))
+    box.unresolved(scope="c")
+    assert ["blocker", "blocker", "completed_late", "completed_late", "gating"] == kinds(box)
+    box.registry.configure(attrs.evolve(box.registry.settings, bounds=Bounds(records=5, blockers=2)))
+    found = box.begin(box.call(server="x"))
+    assert isinstance(found, Begun)
+    assert (True, ["blocker", "completed_late", "completed_late"]) == (found.tracked, kinds(box))
+    assert 3 == box.blockers()[0].count
+
+
+@pytest.mark.req("P13", "P21")
+def test_nothing_is_left_of_what_is_over() -> None:
+    """When every call is settled, and was kept for long enough, the books are as they were before the first one."""
+    box = Box.of(gating=1, blockers=1, mode=Mode.OFF)
+    for number in range(12):
+        facts: dict[str, Any] = {"server": f"srv{number % 3}", "scope": f"s{number % 4}"} | (HTTP if number % 2 else {})
+        box.unresolved(tier=Tier.READ if number % 6 == 0 else Tier.WRITE, **facts)
+    box.late(box.unresolved(server="a", scope="one"))
+    other = box.unresolved(server="a", scope="two")
+    assert (False, True) == (box.registry.gates("a", ANN, "one"), box.registry.gates("a", ANN, "two"))
+    box.late(other)
+    box.expire(10_000.0)
+    box.acknowledge()
+    box.expire(10_000.0)
+    assert [] == box.registry.entries()
+    account = box.registry._accounts[ANN]
+    assert attrs.asdict(Account(ANN), recurse=False) == attrs.asdict(account, recurse=False)
+    assert (0, 0, 0, 0) == box.registry.statistics().indexed

@@ -129,8 +129,6 @@ class Account:
             scope: The caller's gate scope.
             every: Whether every scope of the principal counts.
         """
-        if server not in self.gating_on:
-            return None
         found = [] if (wide := self.wide.get(server)) is None else [wide.since_seq]
         if every:
             found += [each.since_seq for (where, _), each in self.scopes.items() if where == server]
@@ -141,8 +139,8 @@ class Account:
     def gating(self, server: str, scope: str, *, every: bool) -> list[Record]:
         """What gates calls of `scope` on `server`, oldest first, each scope's blocker before its entries."""
         found: list[Record] = [] if (wide := self.wide.get(server)) is None else [wide]
-        for (where, name), each in self.scopes.items() if every else self._one(server, scope):
-            if where == server and (every or name == scope):
+        for (where, _), each in self.scopes.items() if every else self._one(server, scope):
+            if where == server:
                 if each.blocker is not None:
                     found.append(each.blocker)
                 found += each.entries.values()
@@ -162,7 +160,7 @@ class Account:
         for (server, _), scope in self.scopes.items():
             covered = scope.blocker is not None or server in self.wide
             foldable = sum(record.foldable for record in scope.entries.values())
-            if foldable + covered >= 2 and foldable:
+            if foldable + covered >= 2:  # so that there is one to fold, whether or not there is a blocker
                 return scope
         return None
 

@@ -146,8 +146,8 @@ class Folding:
     def cap_scope(self, account: Account, server: str, name: str, *, now: float, seq: int) -> list[Transition]:
         """Fold the oldest entries of a scope until it has as many as are allowed, or none is left that may fold."""
         changes: list[Transition] = []
-        scope = account.scopes.get((server, name))
-        while scope is not None and len(scope.entries) > self.bounds.gating:
+        scope = account.scopes[server, name]
+        while len(scope.entries) > self.bounds.gating:
             oldest = scope.oldest_foldable()
             if oldest is None:
                 break
