@@ -100,8 +100,8 @@ class Histories(Twins):
             and (each.call.principal, each.call.server) == (principal, server)
             and (every or each.call.gate_scope == scope or self.is_wide(each))
         ]
-        self.do(principal, "check_and_begin", call)
         passes = len(in_the_way) == 1 and in_the_way[0].call.root == lineage and in_the_way[0].blocker is None
+        self.do(principal, "check_and_begin", call)  # which may fold what it has just let the call pass by
         gated = bool(in_the_way) and not passes and tier is not Tier.READ
         if isinstance(self.found, Refusal):
             del self.fates[call.call_id]

@@ -53,6 +53,20 @@ def test_after_a_restart() -> None:
     assert isinstance(after.registry, Registry)
 
 
+@pytest.mark.req("P32", "P39", "P60")
+def test_after_a_restart_somebody_can_look() -> None:
+    """A gate that an earlier process shut does not make writes of the reads that a server has had all along."""
+    box = Box()
+    call = box.unresolved(**HTTP)
+    after, _ = again(journalled(box))
+    after.registry.tiers.observe("files", {"look": {"readOnlyHint": True}}, seq=after.tick()["seq"])
+    assert after.gated()
+    read = after.reserved(tier=None, tool="look", **HTTP)
+    after.claim(read)
+    assert [read.call_id, call.call_id] == [each.call.call_id for each in after.complete(read)]
+    assert not after.gated()
+
+
 @pytest.mark.req("P60", "P57")
 def test_a_row_that_was_settled_is_not_restored() -> None:
     """Where the activity record knows the end and only the journal's row was left, the row goes and nothing gates."""
@@ -227,6 +241,8 @@ def test_blockers_that_meet_after_a_restart() -> None:
     assert 5 == sum(each.count for each in box.blockers())
     assert 3 >= box.registry.statistics().records
     assert box.registry.gates("files", ANN, "s1")
+    box, _ = again(many, blockers=2)
+    assert [(5, "*")] == [(each.count, each.call.gate_scope) for each in box.blockers()]
     box, _ = again(many, blockers=9, records=3)
     assert 5 == sum(each.count for each in box.blockers())
     assert 3 >= box.registry.statistics().records

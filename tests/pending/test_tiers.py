@@ -92,10 +92,22 @@ def test_a_tool_first_seen_while_its_scope_is_gated_is_a_write() -> None:
 
 
 @pytest.mark.req("P32")
+def test_a_tool_that_appears_stays_what_it_is() -> None:
+    """Whoever shows up while a gate is shut is a write at least: what destroys becomes no more harmless by that."""
+    tiers = Tiers()
+    tiers.observe("files", {}, seq=1)
+    tiers.observe("files", {"rm": {"destructiveHint": True}, "put": None, "peek": {"readOnlyHint": True}}, seq=9)
+    found = [tiers.tier("files", tool, gated_since=5) for tool in ("rm", "put", "peek")]
+    assert [Tier.DESTRUCTIVE, Tier.WRITE, Tier.WRITE] == found
+    assert Tier.READ == tiers.tier("files", "peek", gated_since=9)
+
+
+@pytest.mark.req("P32")
 @pytest.mark.parametrize("merged", [False, True])
 def test_the_moment_a_gate_was_shut_survives_folding(merged: bool) -> None:
     """A tool first seen after the first of the calls that gate is a write, also when that one was folded long ago."""
     box = Box.of(gating=1, blockers=1 if merged else 9, mode=Mode.OFF)
+    box.registry.tiers.observe("files", {"look": {"readOnlyHint": True}}, seq=box.tick()["seq"])
     box.unresolved(scope="b")
     box.registry.tiers.observe("files", {"peek": {"readOnlyHint": True}}, seq=box.tick()["seq"])
     for scope in ("b", "a", "a", "b"):

@@ -2,7 +2,9 @@
 
 A server describes its tools itself, so a description is only believed in the cautious direction: the tier of a tool is
 the highest that any catalogue of this process gave it, and a tool that shows up while somebody's gate is shut is a
-write for them, however harmless it says it is. Otherwise a server could talk its way around a gate by renaming.
+write for them, however harmless it says it is. Otherwise a server could talk its way around a gate by renaming. What
+the first catalogue of a server has did not show up, it was there: after a restart gates may be shut before anything is
+described, and somebody has to be able to look.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def tier_of(annotations: Mapping[str, Any] | None) -> Tier:
 @attrs.frozen
 class _Seen:
     tier: Tier
-    # The sequence number of the first catalogue that had it.
+    # The sequence number of the first catalogue that had it; 0 for the first catalogue of its server.
     first: int
 
 
@@ -57,13 +59,14 @@ class Tiers:
             catalogue: Tool name → annotations.
             seq: The sequence number of this moment.
         """
+        first = seq if server in self._seen else 0
         seen = self._seen.setdefault(server, {})
         for tool, hints in catalogue.items():
             tier = tier_of(hints)
             known = seen.get(tool)
             if known is None:
                 if len(seen) < MAX_TOOLS:
-                    seen[tool] = _Seen(tier, seq)
+                    seen[tool] = _Seen(tier, first)
             elif CAUTION[tier] > CAUTION[known.tier]:
                 seen[tool] = _Seen(tier, known.first)
 
