@@ -212,9 +212,12 @@ async def test_calls_that_were_folded(tmp_path: Path, autojump_clock: trio.testi
 
 
 @pytest.mark.req("P16", "P17")
-async def test_calls_whose_blockers_were_merged(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    """Also through two blockers that became one, whoever finds out about a call counts down what it is in."""
-    bounds = Bounds(gating=1, blockers=1)
+@pytest.mark.parametrize("blockers", [1, 2])
+async def test_calls_whose_blockers_were_merged(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, blockers: int
+) -> None:
+    """Also through blockers that became one, whoever finds out about a call counts down what it is in."""
+    bounds = Bounds(gating=1, blockers=blockers)
 
     async def script(_: ScriptedCall) -> None:
         await trio.sleep_forever()
@@ -223,7 +226,7 @@ async def test_calls_whose_blockers_were_merged(tmp_path: Path, autojump_clock: 
     async with shell(tmp_path, backend, gate=PendingSettings(mode=Mode.ENFORCE, bounds=bounds)) as box:
 
         async def one(number: int) -> None:
-            context = attrs.evolve(ANNA, gate_scope=f"gs_{number % 2}")
+            context = attrs.evolve(ANNA, gate_scope=f"gs_{number % (blockers + 1)}")
             with pytest.raises(ztrio.Unresolved):
                 await box.supervisor.call(
                     "export", {"out": f"{number}"}, timeout=1.0, session=f"{number}", context=context
