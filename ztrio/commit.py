@@ -25,13 +25,13 @@ import attrs
 import trio
 
 from ztrio.audit import AuditEvent
-from ztrio.ending import finish, reasons
+from ztrio.ending import finish, has_committed, reasons
 from ztrio.errors import CommitFailed, Outcome, StoreUnavailable, Unresolved, WorkerFailed, ZtrioError
 from ztrio.idempotency import kept_answer
 from ztrio.jobs import Job, Runtime
 from ztrio.plain import NotPlain, decode, plain
 from ztrio.publication.staging import Staging
-from ztrio.store import EMPTY_STATE, AlreadyEnded, JobEnd, SessionRow, SessionWrite
+from ztrio.store import EMPTY_STATE, JobEnd, SessionRow, SessionWrite
 from ztrio.workers.backend import Proof
 from ztrio.workers.wire import Result
 
@@ -205,15 +205,9 @@ class Committer:
     async def _has_happened(self) -> bool:
         """The transaction raised: make sure that it can never turn out to have happened, unless it has."""
         self.in_doubt = True  # whatever interrupts the next step, nobody can tell then
-        try:
-            await self._runtime.store.abort(self._job.id)
-        except AlreadyEnded as ended:
-            self.in_doubt = False
-            return ended.outcome is Outcome.COMMITTED
-        except Exception:  # noqa: BLE001 - any other failure means the same
-            return False
-        self.in_doubt = False
-        return False
+        happened = await has_committed(self._runtime, self._job)
+        self.in_doubt = happened is None
+        return bool(happened)
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
         kept: tuple[str, ...] = ()
