@@ -200,9 +200,10 @@ class Advance(_Base):
     changes: dict[str, Any] = attrs.field(kw_only=True)
     synced: bool = attrs.field(default=False, kw_only=True)  # type: ignore[misc]
 
-    # What recovery finds by it, it finds without it: that a worker ran it sees by the job directory, and the worker has
-    # ended by itself before anybody could open the store again.
-    lazy: ClassVar[bool] = True
+    @property
+    def lazy(self) -> bool:  # type: ignore[override]
+        """Whether it is a mere phase; that a worker has begun is what recovery goes by."""
+        return self.changes.keys() == {"phase"}
 
     @property
     def size(self) -> int:  # type: ignore[override]
