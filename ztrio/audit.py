@@ -97,6 +97,17 @@ class AuditEvent:
     missed: int | None = None
     pending: dict[str, Any] | None = None
 
+    def later(self, monotonic: float, **facts: Any) -> AuditEvent:
+        """The same event, stamped already, as of now. From any thread.
+
+        Args:
+            monotonic: Trio's time by now.
+            facts: What is known since.
+        """
+        time = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
+        duration = None if self.duration is None else self.duration + monotonic - self.monotonic
+        return attrs.evolve(self, time=time, monotonic=monotonic, duration=duration, **facts)
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object: `seq`, `event`, then what is known; absent facts are left out."""
         facts = zip(_NAMES, _values(self), strict=True)

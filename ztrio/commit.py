@@ -10,8 +10,8 @@ The answer has a bound, the work has none: a thread in a system call cannot be s
 would be worse than waiting. When the bound runs out the caller gets `Unresolved("commit_unconfirmed")`, this task
 goes on, and only when it has settled are the locks released.
 
-Before its answer a call has at most three turns in other threads: it is prepared in one, published in one, which also
-waits there for its durable intent, and committed in one.
+Before its answer a call has at most two turns in other threads: it is prepared in one, and in the other it is published
+and, where the store is durable, committed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import attrs
 import trio
 
 from ztrio.audit import AuditEvent
-from ztrio.ending import finish, reasons
+from ztrio.ending import finish, has_committed, reasons
 from ztrio.errors import CommitFailed, Outcome, StoreUnavailable, Unresolved, WorkerFailed, ZtrioError
 from ztrio.idempotency import kept_answer
 from ztrio.jobs import Job, Runtime
 from ztrio.plain import NotPlain, decode, plain
 from ztrio.publication.staging import Staging
-from ztrio.store import EMPTY_STATE, AlreadyEnded, JobEnd, SessionRow, SessionWrite
+from ztrio.store import EMPTY_STATE, JobEnd, SessionRow, SessionWrite
 from ztrio.workers.backend import Proof
 from ztrio.workers.wire import Result
 
@@ -61,7 +61,7 @@ class Committer:
         self._facts: dict[str, Any] = {"termination_confirmed": True, "proof": proof.as_dict()}
         self.settled = False
         self.in_doubt = False
-        # What is answered if the transaction has happened; set before it is issued.
+        # What is answered if the transaction has happened; None until it is issued, by whichever thread.
         self._success: _Success | None = None
         # Why the transaction raised; set while in doubt.
         self._failure: ZtrioError | None = None
@@ -117,39 +117,51 @@ class Committer:
     async def _commit(self, reply: Result) -> None:
         job, runtime, staging = self._job, self._runtime, self._staging
         value = result_value(staging, reply)
-        targets: Mapping[str, str] = {}
-        if staging.paths:
-            intent = partial(runtime.store.write_intent, job.id) if runtime.store.durable else None
-            if intent is None:
-                await runtime.store.advance(job.id, "publishing_outputs")
-            targets = await runtime.blocking(_publish, staging, intent)
-        event = runtime.audit.stamp(
-            job.event(
-                self._terminal("commit"),
-                outcome=Outcome.COMMITTED,
-                targets=tuple(targets.values()),
-                **self._facts,
-            )
-        )
-        end = JobEnd(
-            job_id=job.id,
-            outcome=Outcome.COMMITTED,
-            event=event,
-            session=self._session_write(reply),
-            result=kept_answer(job, value, targets),
-        )
-        self._success = _Success(value, targets, event)
+        event = runtime.audit.stamp(job.event(self._terminal("commit"), outcome=Outcome.COMMITTED, **self._facts))
+        end = partial(self._end_of, value, event, self._session_write(reply), trio.lowlevel.current_clock())
         problem: Exception | None = None
         try:
-            await runtime.store.finish(end)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it may have happened all the same
+            if not staging.paths:
+                await runtime.store.finish(end({}))
+            elif runtime.store.durable:
+                await runtime.blocking(self._publish_and_commit, end)
+            else:
+                await runtime.store.advance(job.id, "publishing_outputs")
+                await runtime.store.finish(end(await runtime.blocking(_publish, staging)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the transaction may have happened all the same
             problem = error
         except BaseException:
-            if await self._has_happened():  # noqa: ASYNC102 - `Job.settling` is the shield
+            if self._success is not None and await self._has_happened():  # noqa: ASYNC102 - `Job.settling` is the shield
                 await self._succeed()  # noqa: ASYNC102 - the same
             raise
-        if problem is not None and not await self._has_happened():
+        if problem is not None and (self._success is None or not await self._has_happened()):
             raise problem
+
+    def _publish_and_commit(self, end: Callable[[Mapping[str, str]], JobEnd]) -> None:
+        """Everything that has to be on the disk before the answer. Blocks."""
+        store, staging = self._runtime.store, self._staging
+        staging.inspect()
+        store.write_end(end(staging.publish(partial(store.write_intent, self._job.id))))
+
+    def _end_of(
+        self,
+        value: Any,
+        event: AuditEvent,
+        session: SessionWrite | None,
+        clock: trio.abc.Clock,
+        targets: Mapping[str, str],
+    ) -> JobEnd:
+        """The transaction of a call that has published, in whichever thread; from here on it may have happened."""
+        name = self._terminal("commit")
+        event = event.later(clock.current_time(), event=name, targets=tuple(targets.values()))
+        self._success = _Success(value, targets, event)
+        return JobEnd(
+            job_id=self._job.id,
+            outcome=Outcome.COMMITTED,
+            event=event,
+            session=session,
+            result=kept_answer(self._job, value, targets),
+        )
 
     async def undo(self, error: ZtrioError, *, killed: bool) -> None:
         """The call did not succeed: put everything back and answer with `error`.
@@ -193,15 +205,9 @@ class Committer:
     async def _has_happened(self) -> bool:
         """The transaction raised: make sure that it can never turn out to have happened, unless it has."""
         self.in_doubt = True  # whatever interrupts the next step, nobody can tell then
-        try:
-            await self._runtime.store.abort(self._job.id)
-        except AlreadyEnded as ended:
-            self.in_doubt = False
-            return ended.outcome is Outcome.COMMITTED
-        except Exception:  # noqa: BLE001 - any other failure means the same
-            return False
-        self.in_doubt = False
-        return False
+        happened = await has_committed(self._runtime, self._job)
+        self.in_doubt = happened is None
+        return bool(happened)
 
     async def _roll_back(self, error: ZtrioError, *, external: bool) -> None:
         kept: tuple[str, ...] = ()
@@ -288,11 +294,10 @@ class _Success:
     event: AuditEvent
 
 
-def _publish(staging: Staging, intent: Callable[[bytes], None] | None) -> Mapping[str, str]:
+def _publish(staging: Staging) -> Mapping[str, str]:
     staging.inspect()
-    targets = staging.publish(intent)
-    if intent is None:
-        staging.record("committing_state")
+    targets = staging.publish()
+    staging.record("committing_state")
     return targets
 
 

@@ -34,6 +34,7 @@ from ztrio.workers.wire import Failure, Result
 __all__ = [
     "commit_told",
     "finish",
+    "has_committed",
     "never_silent",
     "proof_of_death",
     "reasons",
@@ -99,6 +100,17 @@ async def write_again(runtime: Runtime) -> None:
                 continue
 
 
+async def has_committed(runtime: Runtime, job: Job) -> bool | None:
+    """Whether a transaction that raised has happened, if the store can tell; if it has not, it never will any more."""
+    try:
+        await runtime.store.abort(job.id)
+    except AlreadyEnded as ended:
+        return ended.outcome is Outcome.COMMITTED
+    except Exception:  # noqa: BLE001 - any failure means the same: it cannot tell
+        return None
+    return False
+
+
 async def commit_told(runtime: Runtime, job: Job) -> bool:
     """Wait until the store can tell whether a transaction in doubt happened, and make sure that it stays so.
 
@@ -107,13 +119,9 @@ async def commit_told(runtime: Runtime, job: Job) -> bool:
     """
     while True:
         await trio.sleep(_RETRY)
-        try:
-            await runtime.store.abort(job.id)
-        except AlreadyEnded as ended:
-            return ended.outcome is Outcome.COMMITTED
-        except Exception:  # noqa: BLE001, S112 - any failure means the same: it cannot tell yet
-            continue
-        return False
+        happened = await has_committed(runtime, job)
+        if happened is not None:
+            return happened
 
 
 def never_silent(runtime: Runtime, job: Job) -> None:

@@ -169,6 +169,9 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         self._finish(end)
 
+    def write_end(self, end: JobEnd) -> None:
+        self._finish(end)
+
     def finish_nowait(self, end: JobEnd) -> None:
         assert end.outcome is not Outcome.COMMITTED and end.session is None
         self._finish(end)

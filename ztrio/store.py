@@ -5,10 +5,10 @@ writes the session's next version and appends the terminal audit event, all or n
 undone, nothing after it ever is.
 
 Writes take effect in the order in which they were handed over, whichever way that was: awaited, from a worker thread
-(`write_intent`), or not waited for at all (`record` and what ends in `_nowait`). So a call can be inserted and moved on
-without waiting, and whatever is awaited for it later covers that: when it returns, everything before it is there too,
-and was synced with it. What was handed over without waiting is kept and tried again while the store cannot be written,
-so nothing that happened to a call meanwhile is missing from the log.
+(`write_intent`, `write_end`), or not waited for at all (`record` and what ends in `_nowait`). So a call can be inserted
+and moved on without waiting, and whatever is awaited for it later covers that: when it returns, everything before it is
+there too, and was synced with it. What was handed over without waiting is kept and tried again while the store cannot
+be written, so nothing that happened to a call meanwhile is missing from the log.
 
 A row of a job is also its journal: recovery finds in it what was about to be done to which file.
 """
@@ -317,6 +317,9 @@ class Store(PendingStore, Protocol):
             StoreConflict: there is no such call, its session is at another version, or it was aborted and cannot be
                 committed.
         """
+
+    def write_end(self, end: JobEnd) -> None:
+        """The same, blocking. For a worker thread, never for the event loop."""
 
     def finish_nowait(self, end: JobEnd) -> None:
         """End a call that committed nothing, without waiting: the end is written as soon as the store can be."""

@@ -8,7 +8,7 @@ Layers, each importing only what stands below it:
     batches                                     transactions, and COMMITs that fail
     operations, pending, retention, schema      what can be done in a transaction
     reading, transaction                        questions; what operations work on
-    chain, tables                               the hash chain of the audit log; what is in the database
+    chain, prepared, tables                     the hash chain of the audit log; statements; what is in the database
     sqlite                                      what is true of SQLite alone
     wal, reserve, files                         what lies beside it
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import attrs
 import sqlalchemy as sa
@@ -23,6 +23,7 @@ from ztrio.store import (
 )
 from ztrio_sql import reading
 from ztrio_sql.chain import column
+from ztrio_sql.prepared import Prepared
 from ztrio_sql.tables import audit, jobs, results, sessions
 from ztrio_sql.transaction import LogEntry, Transaction
 
@@ -31,10 +32,10 @@ __all__ = ["Abort", "Advance", "ClaimKey", "End", "InsertJob", "NeedRecovery", "
 _ROW: Final = 500  # bytes of a row, roughly
 _JOB: Final = jobs.c.job_id == sa.bindparam("job")
 
-_KNOWN: Final = sa.select(jobs.c.job_id).where(_JOB)
-_STATE: Final = sa.select(jobs.c.outcome, jobs.c.phase, jobs.c.ended_pos, jobs.c.idempotency_key).where(_JOB)
+_KNOWN: Final = Prepared(sa.select(jobs.c.job_id).where(_JOB))
+_STATE: Final = Prepared(sa.select(jobs.c.outcome, jobs.c.phase, jobs.c.ended_pos, jobs.c.idempotency_key).where(_JOB))
 _ADVANCE: Final = sa.update(jobs).where(_JOB, jobs.c.ended_pos.is_(None))
-_END: Final = (
+_END: Final = Prepared(
     sa.update(jobs)
     .where(_JOB)
     .values(
@@ -46,44 +47,55 @@ _END: Final = (
         reason=None,
     )
 )
-_NEED: Final = (
+_NEED: Final = Prepared(
     sa.update(jobs)
     .where(_JOB)
     .values(outcome=str(Outcome.UNRESOLVED), needs_recovery=True, reason=sa.bindparam("new_reason"))
 )
-_ABORT: Final = sa.update(jobs).where(_JOB).values(phase="aborted")
-_GIVE_UP_KEY: Final = sa.update(jobs).where(_JOB).values(idempotency_key=None)
-_NEWEST_OF_CALL: Final = (
-    sa.select(audit.c.log_pos, audit.c.event)
-    .where(audit.c.job_id == sa.bindparam("job"))
-    .order_by(audit.c.log_pos.desc())
-    .limit(1)
+_ABORT: Final = Prepared(sa.update(jobs).where(_JOB).values(phase="aborted"))
+_GIVE_UP_KEY: Final = Prepared(sa.update(jobs).where(_JOB).values(idempotency_key=None))
+_NEWEST_OF_CALL: Final = Prepared(
+    sa.select(audit.c.event).where(audit.c.job_id == sa.bindparam("job")).order_by(audit.c.log_pos.desc()).limit(1)
 )
 _HOLDER: Final = sa.select(*reading.JOB_COLUMNS, jobs.c.ended_at).where(
     jobs.c.principal == sa.bindparam("owner"),
     jobs.c.tool == sa.bindparam("called"),
     jobs.c.idempotency_key == sa.bindparam("key"),
 )
-_KEEP_RESULT: Final = sa.insert(results)
+_KEEP_RESULT: Final = Prepared(sa.insert(results), results.c.keys())
 _THIS_VERSION: Final = (
     sessions.c.principal == sa.bindparam("owner"),
     sessions.c.name == sa.bindparam("called"),
     sessions.c.incarnation == sa.bindparam("life"),
     sessions.c.version == sa.bindparam("read"),
 )
-_OPEN_SESSION: Final = sa.insert(sessions)
-_NEXT_VERSION: Final = (
+_OPEN_SESSION: Final = Prepared(sa.insert(sessions), sessions.c.keys())
+_NEXT_VERSION: Final = Prepared(
     sa.update(sessions).where(*_THIS_VERSION).values(state=sa.bindparam("new_state"), version=sessions.c.version + 1)
 )
-_DESTROY: Final = sa.delete(sessions).where(*_THIS_VERSION)
+_DESTROY: Final = Prepared(sa.delete(sessions).where(*_THIS_VERSION))
 
 _FREE: Final = (Outcome.ROLLED_BACK, Outcome.NOT_STARTED, Outcome.COMPLETED)
 
 
 @cache
-def _advance(names: tuple[str, ...]) -> sa.Update:
-    """The statement that changes these columns; to make one takes longer than to run it."""
-    return _ADVANCE.values({name: sa.bindparam(f"new_{name}") for name in names})
+def _advance(names: tuple[str, ...]) -> Prepared:
+    """The statement that changes these columns."""
+    return Prepared(_ADVANCE.values({name: sa.bindparam(f"new_{name}") for name in names}))
+
+
+class _State(NamedTuple):
+    """What decides about a call; in the order of `_STATE`."""
+
+    outcome: str | None
+    phase: str
+    ended_pos: int | None
+    idempotency_key: str | None
+
+
+def _state(transaction: Transaction, job_id: str | None) -> _State | None:
+    row = transaction.row(_STATE, job=job_id)
+    return None if row is None else _State(*row)
 
 
 def _values(row: JobRow) -> dict[str, Any]:
@@ -154,7 +166,7 @@ class ClaimKey(_Base):
         """Claim the key, or tell who has it."""
         row, connection = self.row, transaction.connection
         assert row.idempotency_key is not None
-        if transaction.execute(_KNOWN, job=row.job_id).first() is not None:
+        if transaction.row(_KNOWN, job=row.job_id) is not None:
             raise StoreConflict(f"job {row.job_id} is known already")
         found = transaction.execute(
             _HOLDER, owner=row.principal, called=row.tool, key=row.idempotency_key
@@ -164,14 +176,14 @@ class ClaimKey(_Base):
             return Claim(mine=True)
         earlier = reading.job_row(found)
         if found.ended_at is not None and transaction.now >= found.ended_at + KEY_LIFETIME:
-            transaction.execute(_GIVE_UP_KEY, job=earlier.job_id)
+            transaction.change(_GIVE_UP_KEY, job=earlier.job_id)
             transaction.insert(_values(row))
             return Claim(mine=True)
         if earlier.idempotency_digest != row.idempotency_digest:
             raise idempotency_conflict(row.idempotency_key, row.tool, earlier.job_id)
         if earlier.outcome not in _FREE:
             return Claim(mine=False, earlier=earlier, result=reading.kept_result(connection, earlier.job_id))
-        transaction.execute(_GIVE_UP_KEY, job=earlier.job_id)
+        transaction.change(_GIVE_UP_KEY, job=earlier.job_id)
         transaction.insert(_values(attrs.evolve(row, repeats=earlier.job_id)))
         return Claim(mine=True, earlier=earlier)
 
@@ -190,7 +202,7 @@ class Advance(_Base):
 
     @property
     def lazy(self) -> bool:  # type: ignore[override]
-        """Whether it is a mere phase; a worker's process id is wanted by recovery."""
+        """Whether it is a mere phase; that a worker has begun is what recovery goes by."""
         return self.changes.keys() == {"phase"}
 
     @property
@@ -205,7 +217,7 @@ class Advance(_Base):
             row.update(self.changes)
             return
         new = {f"new_{name}": value for name, value in self.changes.items()}
-        if not transaction.changed(_advance(tuple(self.changes)), job=self.job_id, **new):
+        if not transaction.change(_advance(tuple(self.changes)), job=self.job_id, **new):
             raise StoreConflict(f"job {self.job_id} is unknown or has ended")
 
 
@@ -241,12 +253,13 @@ class End(_Base):
         if row is not None and (row["outcome"], row["idempotency_key"], self.session) == (None, None, None):
             end_job(transaction, self.job_id, self.outcome, self.entry)
             return
-        state = transaction.execute(_STATE, job=self.job_id).one_or_none()
+        state = _state(transaction, self.job_id)
         if state is None:
             raise StoreConflict(f"job {self.job_id} is unknown")
         if state.outcome is not None and self._is_done(transaction, state.outcome):
             return
         if state.ended_pos is not None:
+            assert state.outcome is not None
             raise AlreadyEnded(f"job {self.job_id} has ended: {state.outcome}", Outcome(state.outcome))
         if state.phase == "aborted" and self.outcome is Outcome.COMMITTED:
             raise StoreConflict(f"job {self.job_id} was aborted and cannot be committed")
@@ -256,15 +269,15 @@ class End(_Base):
         result = self.result if self.outcome is not Outcome.UNRESOLVED else None
         if state.idempotency_key is not None and result is not None and len(result) <= MAX_KEPT_RESULT:
             expires = transaction.now + KEY_LIFETIME
-            transaction.execute(_KEEP_RESULT, job_id=self.job_id, result=result, expires_at=expires)
+            transaction.change(_KEEP_RESULT, job_id=self.job_id, result=result, expires_at=expires)
 
     def _is_done(self, transaction: Transaction, outcome: str) -> bool:
         """Whether this very end is stored: the call's newest event is its event."""
         transaction.flush()
-        newest = transaction.execute(_NEWEST_OF_CALL, job=self.job_id).one_or_none()
+        newest = transaction.row(_NEWEST_OF_CALL, job=self.job_id)
         if newest is None or outcome != self.outcome:
             return False
-        return str(newest.event).partition(",")[2] == self.entry.facts
+        return str(newest[0]).partition(",")[2] == self.entry.facts
 
 
 def end_job(transaction: Transaction, job_id: str | None, outcome: Outcome, entry: LogEntry) -> None:
@@ -275,7 +288,7 @@ def end_job(transaction: Transaction, job_id: str | None, outcome: Outcome, entr
     row = transaction.unwritten(job_id)
     if row is None:
         new = {"new_outcome": str(outcome), "new_ended_at": ended_at, "new_ended_pos": ended_pos}
-        transaction.execute(_END, job=job_id, **new)
+        transaction.change(_END, job=job_id, **new)
     else:
         row.update(outcome=str(outcome), phase="ended", ended_at=ended_at, ended_pos=ended_pos)
 
@@ -285,7 +298,7 @@ def _write_session(transaction: Transaction, write: SessionWrite, time: str) -> 
     if write.incarnation is None and write.version == 0:
         found = reading.session(transaction.connection, write.principal, write.name)
         if found is None and write.state is not None:
-            transaction.execute(
+            transaction.change(
                 _OPEN_SESSION,
                 principal=write.principal,
                 name=write.name,
@@ -298,9 +311,9 @@ def _write_session(transaction: Transaction, write: SessionWrite, time: str) -> 
         if found is None:
             return  # destroyed before it was ever there
     elif write.state is None:
-        if transaction.changed(_DESTROY, **this):
+        if transaction.change(_DESTROY, **this):
             return
-    elif transaction.changed(_NEXT_VERSION, new_state=write.state, **this):
+    elif transaction.change(_NEXT_VERSION, new_state=write.state, **this):
         return
     raise StoreConflict(f"session {write.name!r} is not at version {write.version}: its ticket was not held")
 
@@ -313,12 +326,12 @@ class Abort(_Base):
 
     def apply(self, transaction: Transaction) -> Outcome | None:
         """Look at the call again and mark it."""
-        state = transaction.execute(_STATE, job=self.job_id).one_or_none()
+        state = _state(transaction, self.job_id)
         if state is not None and state.outcome == Outcome.COMMITTED:
             transaction.touch()  # with it, what is there is synced for certain
             return Outcome.COMMITTED
         if state is not None and state.ended_pos is None:
-            transaction.execute(_ABORT, job=self.job_id)
+            transaction.change(_ABORT, job=self.job_id)
         else:
             transaction.touch()
         return None
@@ -335,7 +348,7 @@ class Recover(_Base):
 
     def apply(self, transaction: Transaction) -> bool:
         """End it."""
-        state = transaction.execute(_STATE, job=self.job_id).one_or_none()
+        state = _state(transaction, self.job_id)
         if state is None or state.ended_pos is not None:
             return False
         end_job(transaction, self.job_id, self.outcome, self.entry)
@@ -352,10 +365,10 @@ class NeedRecovery(_Base):
 
     def apply(self, transaction: Transaction) -> bool:
         """Mark it."""
-        state = transaction.execute(_STATE, job=self.job_id).one_or_none()
+        state = _state(transaction, self.job_id)
         if state is None or state.ended_pos is not None:
             return False
-        transaction.execute(_NEED, job=self.job_id, new_reason=column(self.reason))
+        transaction.change(_NEED, job=self.job_id, new_reason=column(self.reason))
         if self.entry is not None:
             transaction.append(self.entry)
         return True

@@ -119,7 +119,7 @@ class Retain:
 def _forget(transaction: Transaction, anchor: Anchor) -> bool:
     """Remove answers that nobody may ask for any more, and calls whose end is no longer in the log."""
     expired = sa.select(results.c.job_id).where(results.c.expires_at <= transaction.now).limit(_SLICE)
-    answers = transaction.changed(sa.delete(results).where(results.c.job_id.in_(expired)))
+    answers = transaction.execute(sa.delete(results).where(results.c.job_id.in_(expired))).rowcount
     over = transaction.now - KEY_LIFETIME
     gone = (
         sa.select(jobs.c.number)
@@ -129,5 +129,5 @@ def _forget(transaction: Transaction, anchor: Anchor) -> bool:
         )
         .limit(_SLICE)
     )
-    calls = transaction.changed(sa.delete(jobs).where(jobs.c.number.in_(gone)))
+    calls = transaction.execute(sa.delete(jobs).where(jobs.c.number.in_(gone))).rowcount
     return max(answers, calls) == _SLICE

@@ -248,7 +248,7 @@ class SqliteDatabase:
                 _raw(connection).execute("PRAGMA journal_mode = WAL")
             draft.rename(self.path)
             sync_directory(self.path.parent)
-        except (OSError, sa.exc.DBAPIError) as error:
+        except (OSError, sa.exc.DBAPIError, sqlite3.Error) as error:
             for leftover in leftovers:
                 leftover.unlink(missing_ok=True)
             raise self._unavailable(error) from error
@@ -261,7 +261,7 @@ class SqliteDatabase:
                 with connection.begin():
                     change(connection)
                 self.checkpoint(connection, whole=True)
-        except sa.exc.DBAPIError as error:
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
             raise self.refusal(error) from error
 
     def sign(self, connection: sa.Connection, written: int) -> None:
@@ -302,7 +302,7 @@ class SqliteDatabase:
 
         @sa.event.listens_for(engine, "begin")
         def _(connection: sa.Connection) -> None:
-            connection.exec_driver_sql(begin)
+            _raw(connection).execute(begin)
 
         return engine
 

@@ -20,7 +20,7 @@ from outcome import Outcome as Captured
 from ztrio.activity import ActivityRow, JournalRow, LeftPending, PendingSnapshot, PendingWrite
 from ztrio.audit import AuditEvent
 from ztrio.errors import Outcome, StoreUnavailable
-from ztrio.store import AlreadyEnded, Claim, JobEnd, JobRow, SessionRow
+from ztrio.store import AlreadyEnded, Claim, JobEnd, JobRow, SessionRow, SessionWrite
 from ztrio_sql.chain import Verification
 from ztrio_sql.operations import Abort, Advance, ClaimKey, End, InsertJob, NeedRecovery, Nothing, Record, Recover
 from ztrio_sql.pending import AppendPending, ResyncPending, WritePending
@@ -157,20 +157,17 @@ class SqlStore:
 
     def write_intent(self, job_id: str, journal: bytes) -> None:
         changes = {"phase": "publishing_outputs", "journal": journal}
-        ticket = _ThreadTicket(Advance(job_id, changes=changes, synced=True), awaited=True)
-        self._writer.do(ticket)
-        ticket.answered.wait()
-        assert ticket.answer is not None
-        ticket.answer.unwrap()
+        self._do_here(Advance(job_id, changes=changes, synced=True))
 
     async def finish(self, end: JobEnd) -> None:
-        write = end.session
-        before = None if write is None else self._sessions.pop((write.principal, write.name), None)
+        before = self._forget(end.session)
         await self._do(_end(end))
-        if write is None or write.state is None or before is None:
-            return
-        if (before.incarnation, before.version) == (write.incarnation, write.version):  # else it was done before
-            self._remember(attrs.evolve(before, version=before.version + 1, state=write.state))
+        self._follow(before, end.session)
+
+    def write_end(self, end: JobEnd) -> None:
+        before = self._forget(end.session)
+        self._do_here(_end(end))
+        self._follow(before, end.session)
 
     def finish_nowait(self, end: JobEnd) -> None:
         assert end.outcome is not Outcome.COMMITTED and end.session is None
@@ -242,6 +239,25 @@ class SqlStore:
             return trio.lowlevel.Abort.SUCCEEDED
 
         return await trio.lowlevel.wait_task_rescheduled(leave)
+
+    def _do_here(self, operation: Operation) -> None:
+        """Have an operation done, from a thread that may block."""
+        ticket = _ThreadTicket(operation, awaited=True)
+        self._writer.do(ticket)
+        ticket.answered.wait()
+        assert ticket.answer is not None
+        ticket.answer.unwrap()
+
+    def _forget(self, write: SessionWrite | None) -> SessionRow | None:
+        """Do not know a session any more that is about to be written; what was known."""
+        return None if write is None else self._sessions.pop((write.principal, write.name), None)
+
+    def _follow(self, before: SessionRow | None, write: SessionWrite | None) -> None:
+        """Know a session as it has been written."""
+        if before is None or write is None or write.state is None:
+            return
+        if (before.incarnation, before.version) == (write.incarnation, write.version):  # else it was done before
+            self._remember(attrs.evolve(before, version=before.version + 1, state=write.state))
 
     def _remember(self, row: SessionRow) -> None:
         if len(row.state) <= _MAX_STATE:

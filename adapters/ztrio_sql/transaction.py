@@ -14,14 +14,15 @@ import sqlalchemy as sa
 
 from ztrio.audit import AuditEvent
 from ztrio_sql.chain import Anchor, canonical, column, facts_of, link_hash
+from ztrio_sql.prepared import Prepared
 from ztrio_sql.tables import audit, jobs, meta
 
 __all__ = ["LogEntry", "Operation", "Transaction"]
 
-_APPEND: Final = sa.insert(audit)
-_INSERT: Final = sa.insert(jobs).inline()
-_TOUCH: Final = sa.update(meta).where(meta.c.key == "store_id").values(value=meta.c.value)
-_MARK: Final = sa.update(meta).where(meta.c.key == "mark").values(value=sa.bindparam("new_mark"))
+_APPEND: Final = Prepared(sa.insert(audit), audit.c.keys())
+_INSERT: Final = Prepared(sa.insert(jobs).inline(), [column.name for column in jobs.c if column.name != "number"])
+_TOUCH: Final = Prepared(sa.update(meta).where(meta.c.key == "store_id").values(value=meta.c.value))
+_MARK: Final = Prepared(sa.update(meta).where(meta.c.key == "mark").values(value=sa.bindparam("new_mark")))
 
 
 @attrs.frozen
@@ -65,13 +66,21 @@ class Transaction:
     _calls: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def execute(self, statement: Any, **values: Any) -> sa.CursorResult[Any]:
-        """Run a statement. It finds everything that was inserted before."""
+        """Run a statement through Core. It finds everything that was inserted before."""
         self._insert_calls()
         return self.connection.execute(statement, values)
 
-    def changed(self, statement: Any, **values: Any) -> int:
+    def row(self, statement: Prepared, **values: Any) -> tuple[Any, ...] | None:
+        """Run a question; its first row as the driver has it, or None."""
+        self._insert_calls()
+        found: tuple[Any, ...] | None = statement.run(self.connection, values).fetchone()
+        return found
+
+    def change(self, statement: Prepared, **values: Any) -> int:
         """Run a statement; how many rows it changed."""
-        return self.execute(statement, **values).rowcount
+        self._insert_calls()
+        changed: int = statement.run(self.connection, values).rowcount
+        return changed
 
     def insert(self, row: dict[str, Any]) -> None:
         """Insert a call, later; with another of its id, the database refuses both."""
@@ -106,11 +115,11 @@ class Transaction:
 
     def touch(self) -> None:
         """Change something, so that there is a COMMIT to be synced."""
-        self.connection.execute(_TOUCH)
+        _TOUCH.run(self.connection, {})
 
     def mark(self, number: int) -> None:
         """Leave a mark by which a transaction can be told that appends no event."""
-        self.connection.execute(_MARK, {"new_mark": b"%d" % number})
+        _MARK.run(self.connection, {"new_mark": b"%d" % number})
 
     def back_to(self, head: Anchor) -> None:
         """Forget calls and events since the log ended there, none of which was written."""
@@ -122,14 +131,14 @@ class Transaction:
         """Write the calls and events so far."""
         self._insert_calls()
         if self._entries:
-            self.connection.execute(_APPEND, self._entries)
+            _APPEND.run_many(self.connection, self._entries)
             self._entries.clear()
 
     def _insert_calls(self) -> None:
         if self._calls:
             rows = list(self._calls.values())
             self._calls.clear()
-            self.connection.execute(_INSERT, rows)
+            _INSERT.run_many(self.connection, rows)
 
 
 class Operation(Protocol):

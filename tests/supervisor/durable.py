@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import ztrio
 from tests.store.faults import until
 from tests.supervisor.support import SETTINGS, Log, fill, job_directories, play
 from tests.supervisor.tools_for_calls import toolbox
 from ztrio.publication.staging import Publisher
+from ztrio.store import JobEnd
 from ztrio.testing import FaultyOps, ScriptedBackend
 from ztrio_sql import SqlStore, open_store
 
@@ -53,15 +55,24 @@ def filled(place: Path) -> dict[str, str]:
 
 
 def at_finish(monkeypatch: pytest.MonkeyPatch, store: SqlStore, then: Callable[[], None]) -> None:
-    """Have something happen right before the next transaction that commits."""
-    real = store.finish
+    """Have something happen right before the next transaction that commits, wherever it is waited for."""
+    finish, write_end = store.finish, store.write_end
 
-    async def finish(end: Any) -> None:
-        monkeypatch.setattr(store, "finish", real)
+    def happen() -> None:
+        monkeypatch.setattr(store, "finish", finish)
+        monkeypatch.setattr(store, "write_end", write_end)
         then()
-        await real(end)
 
-    monkeypatch.setattr(store, "finish", finish)
+    async def finish_then(end: JobEnd) -> None:
+        happen()
+        await finish(end)
+
+    def write_end_then(end: JobEnd) -> None:
+        trio.from_thread.run_sync(happen)
+        write_end(end)
+
+    monkeypatch.setattr(store, "finish", finish_then)
+    monkeypatch.setattr(store, "write_end", write_end_then)
 
 
 async def nothing_left(supervisor: ztrio.Supervisor, workspace: Path) -> None:

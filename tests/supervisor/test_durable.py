@@ -65,8 +65,8 @@ async def test_order(tmp_path: Path) -> None:
     assert "new" == (workspace / "out").read_text()
 
 
-async def test_three_threads_before_the_answer(tmp_path: Path) -> None:
-    """A call is prepared in one thread and published in another; the third is the store's, twice without waiting."""
+async def test_two_threads_before_the_answer(tmp_path: Path) -> None:
+    """A call is prepared in one thread, published and committed in another, and waits for two syncs of the store."""
     arguments = filled(tmp_path)
     workspace = tmp_path / "workspace"
     hops: list[str] = []
@@ -89,7 +89,7 @@ async def test_three_threads_before_the_answer(tmp_path: Path) -> None:
         hops.clear()  # of recovery
         before = store.statistics()
         await supervisor.call("publish", arguments)
-        assert ["prepare", "_publish"] == [name for name in hops if name != "discard"]
+        assert ["prepare", "_publish_and_commit"] == [name for name in hops if name != "discard"]
         assert 2 == store.statistics().synced - before.synced
         await nothing_left(supervisor, workspace)
 

@@ -219,6 +219,9 @@ async def test_commit_overdue(tmp_path: Path, faults: Faults, monkeypatch: pytes
         await nothing_left(supervisor, workspace)
         assert ["allow", "start", "unresolved", "settled"] == log.names(job_id)
         assert Outcome.COMMITTED == log.one("settled").outcome
+        # Overdue in the middle of its own transaction, it is there under the name that it had before.
+        stored = ["settled", "unresolved"] if where == "intent" else ["commit", "unresolved"]
+        assert {"allow", "start", *stored} == set(await logged(supervisor, job_id))
         assert Outcome.COMMITTED == await supervisor.outcome(job_id)
         assert "new page" == (workspace / "page").read_text()
 

@@ -136,6 +136,27 @@ async def test_the_last_word_of_a_launcher() -> None:
     assert ["cgroup"] == [trial.name for trial in heard[0].trials]
 
 
+async def test_a_word_that_was_heard_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is woken for a message that the end of the launcher has had read first goes on waiting."""
+    link = await ForkServerLink.launch()
+    wait_readable, woken = trio.lowlevel.wait_readable, 0
+
+    async def wake(sock: Any) -> None:
+        nonlocal woken
+        if sock is link._sock and not woken:
+            woken += 1
+            await trio.lowlevel.checkpoint()
+        else:
+            await wait_readable(sock)
+
+    monkeypatch.setattr(trio.lowlevel, "wait_readable", wake)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (1, False) == (woken, link.died.is_set())
+        await link.close()
+
+
 # -- what a worker finds
 
 

@@ -210,8 +210,9 @@ class Publication:
         name = slot.target.name
         current = self._ops.stat(slot.parent_fd, name)
         self._refuse_changed(slot, current)
+        directory = slot.target.policy.kind == "dir"
+        new_mode = self._loosen(slot.slot_fd, name) if directory else None
         if current is None:
-            new_mode = self._loosen(slot.slot_fd, name)
             slot.intent = "move"
             try:
                 self._ops.move_new(slot.slot_fd, name, slot.parent_fd, name)
@@ -223,8 +224,8 @@ class Publication:
             slot.displaced = current
             slot.intent = "exchange"
             try:
-                new_mode = self._loosen(slot.slot_fd, name)
-                self._loosen(slot.parent_fd, name)
+                if directory:
+                    self._loosen(slot.parent_fd, name)
                 self._ops.exchange(slot.slot_fd, name, slot.parent_fd, name)
             except FileNotFoundError:
                 raise _conflict(slot, "it was removed") from None

@@ -51,20 +51,21 @@ def is_missing(error: OSError) -> bool:
 
 
 @contextmanager
-def handle(dir_fd: int, name: str) -> Iterator[str | int]:
+def handle(dir_fd: int, name: str) -> Iterator[tuple[str | int, os.stat_result]]:
     """Hold on to one file or directory, whatever its permissions, so that `os.chmod` and the like cannot be misled.
 
     Yields:
-        What to pass to `os.chmod`, `os.listxattr`, … in place of a path.
+        What to pass to `os.chmod`, `os.listxattr`, … in place of a path, and its status.
     """
     if sys.platform == "linux":
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     else:  # pragma: no cover
         fd = os.open(name, _READ, dir_fd=dir_fd)
     try:
-        if stat.S_ISLNK(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if stat.S_ISLNK(status.st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
-        yield f"/proc/self/fd/{fd}" if sys.platform == "linux" else fd
+        yield f"/proc/self/fd/{fd}" if sys.platform == "linux" else fd, status
     finally:
         os.close(fd)
 
@@ -116,7 +117,7 @@ class FileOps:
 
     def set_mode(self, dir_fd: int, name: str, mode: int) -> None:
         """Set the permissions of a file or directory."""
-        with handle(dir_fd, name) as place:
+        with handle(dir_fd, name) as (place, _):
             os.chmod(place, mode)
 
     def carry_metadata(self, source_fd: int, source: str, target_fd: int, target: str) -> None:
@@ -125,8 +126,7 @@ class FileOps:
         Set-user-id and set-group-id of a file, its capabilities and integrity signatures stay behind: they vouch for
         content that is being replaced.
         """
-        with handle(source_fd, source) as old, handle(target_fd, target) as new:
-            was, now = os.stat(old), os.stat(new)
+        with handle(source_fd, source) as (old, was), handle(target_fd, target) as (new, now):
             if (was.st_uid, was.st_gid) != (now.st_uid, now.st_gid) and not _allowed(
                 lambda: os.chown(new, was.st_uid, was.st_gid)
             ):

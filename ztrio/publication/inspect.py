@@ -270,7 +270,7 @@ def _refuse_capabilities(target: Target, dir_fd: int, name: str, path: str) -> N
     # File capabilities are set-user-id by another name, and only a privileged worker can have set them.
     if os.geteuid() != 0 or not hasattr(os, "getxattr"):
         return
-    with handle(dir_fd, name) as place:
+    with handle(dir_fd, name) as (place, _):
         try:
             os.getxattr(place, "security.capability")
         except OSError as error:

@@ -51,7 +51,7 @@ def hand_over(
     for path, found in list(_all(ops, dir_fd, name, limit)):
         if found.st_uid == owner[0]:
             continue
-        with handle(dir_fd, path) as place:
+        with handle(dir_fd, path) as (place, _):
             os.chown(place, *owner)
             # That took bits away which only their owner can give; a directory's group is one.
             os.chmod(place, stat.S_IMODE(found.st_mode))
@@ -75,7 +75,7 @@ def give_back(ops: FileOps, dir_fd: int, name: str, owners: Owners, limit: int) 
         identified = ops.stat(dir_fd, path)
         owner = None if identified is None else owners.get(identified.identity)
         if owner is not None:
-            with handle(dir_fd, path) as place:
+            with handle(dir_fd, path) as (place, _):
                 os.chown(place, *owner)
                 os.chmod(place, stat.S_IMODE(found.st_mode) & (0o3777 if stat.S_ISDIR(found.st_mode) else 0o777))
 

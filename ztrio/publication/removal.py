@@ -92,7 +92,7 @@ def _lift(source_fd: int, name: str, top: int, lifted: str) -> bool:
 
 
 def _make_removable(dir_fd: int, name: str) -> None:
-    with handle(dir_fd, name) as place:
-        mode = os.stat(place).st_mode
+    with handle(dir_fd, name) as (place, found):
+        mode = found.st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(place, stat.S_IRWXU)

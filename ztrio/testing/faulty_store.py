@@ -97,6 +97,10 @@ class FaultyStore(MemoryStore):
         await self._step("finish", end.event.event)
         await super().finish(end)
 
+    def write_end(self, end: JobEnd) -> None:
+        self._strike("finish", end.event.event)
+        super().write_end(end)
+
     def finish_nowait(self, end: JobEnd) -> None:
         if self._takes("finish", end.event.event):
             super().finish_nowait(end)
@@ -142,8 +146,8 @@ class FaultyStore(MemoryStore):
             if name in self.fail:
                 raise self.fail[name]
 
-    def _strike(self, operation: str) -> None:
-        for name in self._called(operation, None):
+    def _strike(self, operation: str, detail: str | None = None) -> None:
+        for name in self._called(operation, detail):
             if name in self.stall:
                 raise ValueError(f"{name} blocks, so it cannot stall")
             if name in self.fail:

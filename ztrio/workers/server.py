@@ -120,7 +120,10 @@ class ForkServerLink:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._sock)
-                received = control.receive(self._sock)
+                try:
+                    received = control.receive(self._sock)
+                except BlockingIOError:
+                    continue  # the launcher ended in the same moment, and `_read_rest` was first
                 if received is None:
                     break
                 self._deliver(*received)
