@@ -26,6 +26,7 @@ from ztrio.activity import (
     lost_sight_of,
     untracked,
 )
+from ztrio_sql.prepared import Prepared
 from ztrio_sql.sqlite import upsert
 from ztrio_sql.tables import activity, pending_journal
 from ztrio_sql.transaction import Transaction
@@ -59,9 +60,11 @@ def _whole(new: Any) -> dict[str, Any]:
 
 
 _PUT: Final = upsert(activity, "call_id", _changes, lambda new: new.revision > activity.c.revision)
-_JOURNAL: Final = upsert(pending_journal, "call_id", _whole, lambda new: new.seq >= pending_journal.c.seq)
+_JOURNAL: Final = Prepared(
+    upsert(pending_journal, "call_id", _whole, lambda new: new.seq >= pending_journal.c.seq), pending_journal.c.keys()
+)
 _JOURNAL_IS: Final = upsert(pending_journal, "call_id", _whole, lambda _: sa.true())
-_DROP: Final = sa.delete(pending_journal).where(pending_journal.c.call_id == sa.bindparam("dropped"))
+_DROP: Final = Prepared(sa.delete(pending_journal).where(pending_journal.c.call_id == sa.bindparam("dropped")))
 _JOURNALLED: Final = sa.select(pending_journal.c.call_id)
 _ROWS: Final = sa.select(*(activity.c[field.name] for field in attrs.fields(ActivityRow)))
 _OPEN_ROWS: Final = _ROWS.where(activity.c.pending_state.in_(OPEN))
@@ -120,9 +123,9 @@ class WritePending(_Base):
             if write.blocker is not None:
                 _settle(transaction, write.blocker)
             for call_id in write.drop:
-                transaction.execute(_DROP, dropped=call_id)
+                transaction.change(_DROP, dropped=call_id)
             if write.put is not None:
-                transaction.execute(_JOURNAL, **_journal_values(write.put))
+                transaction.change(_JOURNAL, **_journal_values(write.put))
 
 
 @attrs.frozen
@@ -145,7 +148,7 @@ class ResyncPending(_Base):
         true = {row.call_id for row in snapshot.journal}
         for call_id in transaction.execute(_JOURNALLED).scalars().all():
             if call_id not in true:
-                transaction.execute(_DROP, dropped=call_id)
+                transaction.change(_DROP, dropped=call_id)
         for entry in snapshot.journal:
             transaction.execute(_JOURNAL_IS, **_journal_values(entry))
         for principal in transaction.execute(_PRINCIPALS).scalars().all():
@@ -168,7 +171,7 @@ class AppendPending(_Base):
 
     def apply(self, transaction: Transaction) -> None:
         """Write it."""
-        transaction.execute(_JOURNAL, **_journal_values(self.row))
+        transaction.change(_JOURNAL, **_journal_values(self.row))
 
 
 def _settle(transaction: Transaction, write: BlockerWrite) -> None:
