@@ -182,13 +182,15 @@ def test_trouble_in_the_middle_of_the_second_pass(tmp_path: Path, faults: Faults
 
 
 def wal_of(*frames: tuple[int, bytes, int, int], magic: int = 0x377F0682) -> bytes:
-    """A log: frames of (page, salts, user version, application id)."""
+    """A log: frames of (page, salts, user version, application id); a negative page has what another page had there."""
     log_ = struct.pack(">IIII8s8x", magic, 0, 512, 0, b"saltsalt")
     for number, salts, version, owner in frames:
         page = bytearray(512)
+        if number > 0:
+            page[:16] = b"SQLite format 3\0"
         struct.pack_into(">i", page, 60, version)
         struct.pack_into(">i", page, 68, owner)
-        log_ += struct.pack(">II8s8x", number, 0, salts) + page
+        log_ += struct.pack(">II8s8x", abs(number), 0, salts) + page
     return log_
 
 
@@ -198,6 +200,8 @@ def wal_of(*frames: tuple[int, bytes, int, int], magic: int = 0x377F0682) -> byt
         (wal_of((2, b"saltsalt", 9, 9), (1, b"saltsalt", 3, 7), (1, b"saltsalt", 2, 7)), (7, 3)),
         (wal_of((1, b"saltsalt", 3, 7), (1, b"old salt", 9, 7)), (7, 3)),
         (wal_of((1, b"saltsalt", 3, 7))[:-1], None),
+        (wal_of((1, b"saltsalt", 3, 7), (-1, b"saltsalt", 0, 0)), (7, 3)),
+        (wal_of((-1, b"saltsalt", 0, 0)), None),
         (wal_of((1, b"saltsalt", 3, 7), magic=0x12345678), None),
         (wal_of(), None),
         (b"", None),
