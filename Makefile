@@ -30,7 +30,9 @@ help: ## this list
 demo: $(VENV)/.ztrio ## run the main job: real tools, a real server and client, real kills
 	@$(BIN)/ztrio demo
 
-test: lint types layers gate tests ## everything a change must pass
+test: $(VENV)/.ztrio-dev ## everything a change must pass: lint, types and layers at once, then gate and tests
+	@$(MAKE) -s -j 3 lint types layers
+	@$(MAKE) -s gate tests
 
 lint: $(VENV)/.ztrio-dev ## ruff, its formatter, and flake8-async
 	@$(RUN) ruff check --quiet .

@@ -15,7 +15,8 @@ Layers, each importing only what stands below it:
     activity                            what is stored of pending calls
     reloading                           a toolbox again, from disk
     loading, tools, binding, schema, policies, audit
-    pending                             calls of which nobody knows whether they happened; pure as well
+    events, pending                     what happened to a call; calls of which nobody knows whether they happened; both
+                                        pure as well
     calls, errors, plain, redaction     pure: no trio
 
 What a file of tools needs is imported with the package. The rest, which is for servers, is imported when it is first
