@@ -127,13 +127,15 @@ class FileOps:
         content that is being replaced.
         """
         with handle(source_fd, source) as (old, was), handle(target_fd, target) as (new, now):
-            if (was.st_uid, was.st_gid) != (now.st_uid, now.st_gid) and not _allowed(
-                lambda: os.chown(new, was.st_uid, was.st_gid)
-            ):
+            # The mode comes last, for the others change it.
+            changed = (was.st_uid, was.st_gid) != (now.st_uid, now.st_gid)
+            if changed and not _allowed(lambda: os.chown(new, was.st_uid, was.st_gid)):
                 _allowed(lambda: os.chown(new, -1, was.st_gid))
             if sys.platform == "linux":
-                _carry_xattrs(old, new)
-            os.chmod(new, was.st_mode & (0o3777 if stat.S_ISDIR(was.st_mode) else 0o777))
+                changed = _carry_xattrs(old, new) or changed
+            mode = was.st_mode & (0o3777 if stat.S_ISDIR(was.st_mode) else 0o777)
+            if changed or mode != stat.S_IMODE(now.st_mode):
+                os.chmod(new, mode)
 
     def sync_data(self, dir_fd: int, name: str) -> None:
         """Return when a regular file, content and attributes, is on the disk; see `syncing` for trees."""
@@ -220,16 +222,17 @@ def _allowed(change: Callable[[], None]) -> bool:
     return True
 
 
-def _carry_xattrs(old: str | int, new: str | int) -> None:
+def _carry_xattrs(old: str | int, new: str | int) -> bool:
+    """Give `new` the extended attributes of `old`; whether there were any."""
     try:
-        names = os.listxattr(old)
+        names = [name for name in os.listxattr(old) if name not in _XATTRS_OF_CONTENT]
     except OSError as error:
         if error.errno not in _NOT_ALLOWED:
             raise
-        return
+        return False
     for name in names:
-        if name not in _XATTRS_OF_CONTENT:
-            _allowed(lambda name=name: os.setxattr(new, name, os.getxattr(old, name)))  # type: ignore[misc]
+        _allowed(lambda name=name: os.setxattr(new, name, os.getxattr(old, name)))  # type: ignore[misc]
+    return bool(names)
 
 
 def _rename(source_fd: int, source: str, target_fd: int, target: str, flag: int) -> None:
