@@ -1,11 +1,14 @@
-"""A directory from which renaming works is tried once, not for each call."""
+"""A directory from which renaming works is tried once, not for each call; so is what a mount is."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from ztrio.errors import OutputConflict
 from ztrio.policies import Output
+from ztrio.publication import identity
 from ztrio.publication.exchange import FileOps
 from ztrio.publication.staging import Publisher, Staging
 from ztrio.publication.targets import resolve_output
@@ -58,3 +61,31 @@ class CountingOps(FileOps):
         """Count it, and do it."""
         self.exchanges += 1
         super().exchange(first_fd, first, second_fd, second)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has overlayfs")
+def test_a_mount_is_asked_about_once(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found out about mounts does not grow without bound, and looks are the same with and without it."""
+    asked: list[int] = []
+    really_ask = identity._asked_whether_overlay
+
+    def ask(fd: int) -> bool:
+        asked.append(fd)
+        return really_ask(fd)
+
+    monkeypatch.setattr(identity, "_overlays", {})
+    monkeypatch.setattr(identity, "_MAX_MOUNTS", 2)
+    monkeypatch.setattr(identity, "_asked_whether_overlay", ask)
+    (workspace / "file").touch()
+    places = [os.open(path, os.O_PATH) for path in (workspace, "/dev", "/sys")]
+    try:
+        first = identity.look(places[0], "file")
+        assert first == identity.look(places[0], "file")
+        assert 1 == len(asked)
+        for place in places[1:]:
+            identity.look(place, "")
+        assert len(identity._overlays) <= 2
+        assert first == identity.look(places[0], "file")
+    finally:
+        for place in places:
+            os.close(place)

@@ -34,12 +34,19 @@ _POSIX: Final = os.name == "posix" and sys.platform != "win32"  # elsewhere it c
 # linux/stat.h, linux/fcntl.h
 _AT_FLAGS: Final = 0x100 | 0x800  # AT_SYMLINK_NOFOLLOW, AT_NO_AUTOMOUNT
 _AT_EMPTY_PATH: Final = 0x1000
-_STATX_BASIC_STATS_AND_BTIME: Final = 0xFFF
 _STATX_BTIME: Final = 0x800
-_PINNED: Final = 0x10 | 0x20 | 0x2000  # STATX_ATTR_IMMUTABLE, _APPEND, _MOUNT_ROOT
-# Up to the modification time; what is of no use here is skipped.
-_STATX: Final = struct.Struct("=I4xQ IIIH2x QQ16x 16x qI4x 16x qI4x")
+_STATX_MNT_ID: Final = 0x1000  # Linux >= 5.8
+_WANTED: Final = 0xFFF | _STATX_MNT_ID  # STATX_BASIC_STATS, the birth time, the mount
+_MOUNT_ROOT: Final = 0x2000  # STATX_ATTR_MOUNT_ROOT
+_PINNED: Final = 0x10 | 0x20 | _MOUNT_ROOT  # STATX_ATTR_IMMUTABLE, _APPEND
+# Up to the mount; what is of no use here is skipped.
+_STATX: Final = struct.Struct("=I4xQ IIIH2x QQ16x 16x qI4x 16x qI4x 8x IIQ")
 _STATX_SIZE: Final = 256
+
+# Mounts that were asked about. Used from several threads; each operation is one step of the interpreter. A mount that
+# was replaced by one with the same numbers is taken for it, and then an object is at worst not known again.
+_overlays: Final[dict[tuple[int, ...], bool]] = {}
+_MAX_MOUNTS: Final = 1000
 
 _OVERLAYFS_MAGIC: Final = 0x794C7630  # linux/magic.h
 _MAGIC: Final = struct.Struct("l")
@@ -139,14 +146,18 @@ def look(dir_fd: int, name: str) -> Stat | None:
 def _statx(dir_fd: int, name: str) -> Stat | None:
     buffer = ctypes.create_string_buffer(_STATX_SIZE)
     flags = _AT_FLAGS if name else _AT_FLAGS | _AT_EMPTY_PATH
-    if _libc.statx(dir_fd, os.fsencode(name), flags, _STATX_BASIC_STATS_AND_BTIME, buffer):
+    if _libc.statx(dir_fd, os.fsencode(name), flags, _WANTED, buffer):
         number = ctypes.get_errno()
         if number == errno.ENOENT:
             return None
         raise OSError(number, os.strerror(number), name)
-    mask, attributes, links, uid, gid, mode, inode, size, *times = _STATX.unpack_from(buffer)
-    born_s, born_ns, mtime_s, mtime_ns = times
-    born = born_s * 10**9 + born_ns if mask & _STATX_BTIME and not _is_overlay(dir_fd) else None
+    mask, attributes, links, uid, gid, mode, inode, size, *rest = _STATX.unpack_from(buffer)
+    born_s, born_ns, mtime_s, mtime_ns, *mount = rest
+    # What is mounted at `name` is not where its directory is.
+    known = mask & _STATX_MNT_ID and not (name and attributes & _MOUNT_ROOT)
+    born = None
+    if mask & _STATX_BTIME and not _is_overlay(dir_fd, tuple(mount) if known else None):
+        born = born_s * 10**9 + born_ns
     return Stat(
         identity=Identity(inode, born),
         mode=mode,
@@ -159,7 +170,19 @@ def _statx(dir_fd: int, name: str) -> Stat | None:
     )
 
 
-def _is_overlay(dir_fd: int) -> bool:
+def _is_overlay(dir_fd: int, mount: tuple[int, ...] | None) -> bool:
+    """Whether a directory is on overlayfs; asked once per mount, where that is known by its device numbers and id."""
+    found = None if mount is None else _overlays.get(mount)
+    if found is None:
+        found = _asked_whether_overlay(dir_fd)
+        if mount is not None:
+            if len(_overlays) >= _MAX_MOUNTS:
+                _overlays.clear()
+            _overlays[mount] = found
+    return found
+
+
+def _asked_whether_overlay(dir_fd: int) -> bool:
     buffer = ctypes.create_string_buffer(_STATFS_SIZE)
     if _libc.fstatfs(dir_fd, buffer):
         number = ctypes.get_errno()
