@@ -25,6 +25,7 @@ from ztrio.errors import ZtrioError
 from ztrio.jobs import Settings
 from ztrio.loading import load_toolbox
 from ztrio.management.server import serve_operators
+from ztrio.management.supervised import Supervised
 from ztrio.opening import open_supervisor
 from ztrio.store import Store
 from ztrio.supervisor import Supervisor
@@ -263,7 +264,9 @@ def _reachable(supervisor: Supervisor, workspace: Path, operators: bool) -> Abst
     if not operators:
         return nullcontext()
     return serve_operators(
-        supervisor, workspace, trouble=lambda why: _log.warning("no operator can reach this server: %s", why)
+        Supervised(supervisor),
+        workspace,
+        trouble=lambda why: _log.warning("no operator can reach this server: %s", why),
     )
 
 

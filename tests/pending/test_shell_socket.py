@@ -22,6 +22,7 @@ from tests.pending.shell_box import Shell, conforms, lose, pending_of, shell
 from tests.supervisor.support import ANNA
 from ztrio.management import frames, place
 from ztrio.management.server import serve_operators
+from ztrio.management.supervised import Supervised
 
 UNKNOWN = "pc_aaaaaaaaaaaaaaaa"
 
@@ -79,7 +80,10 @@ async def asking(workspace: Path) -> AsyncIterator[Asking]:
 @asynccontextmanager
 async def served(workspace: Path, script: Any = None, **options: Any) -> AsyncIterator[Shell]:
     """A supervisor with its socket."""
-    async with shell(workspace, script, **options) as box, serve_operators(box.supervisor, workspace) as path:
+    async with (
+        shell(workspace, script, **options) as box,
+        serve_operators(Supervised(box.supervisor), workspace) as path,
+    ):
         assert path is not None
         yield box
 
@@ -105,6 +109,26 @@ async def test_every_question(folder: Path) -> None:
         released = await the.ask(frames.Release(other, "looked"))
         assert ("released", False) == (released["pending_call"]["state"], released["pending_call"]["gating"])
         assert "calls" == (await the.ask(frames.Reload()))["toolbox"]
+
+
+@pytest.mark.req("P56")
+async def test_what_only_a_gateway_can_do_is_refused_with_a_reason(folder: Path) -> None:
+    """A supervisor says what it is; it kills, repeats and starts nothing on request, and says why not."""
+    async with served(folder) as box, asking(folder) as the:
+        call_id = pending_of(await lose(box, timeout=0.05))["call_id"]
+        status = await the.ask(frames.Status())
+        assert ("serve", "calls") == (status["kind"], status["toolbox"])
+        assert 1 == status["counters"]["registry"]["gating"]
+        assert "properties" in (await the.ask(frames.Tool("work", reads=False)))["input_schema"]
+        for request, why in (
+            (frames.Cancel(call_id, kill=True), "was killed when the call ended"),
+            (frames.Replay(call_id, {"seconds": 0}), "make it with `ztrio call`"),
+            (frames.Retry(), "never gives up"),
+        ):
+            refused = await the.ask(request)
+            assert ("INVALID_ARGUMENTS", True) == (refused["code"], why in refused["message"])
+        for request in (frames.Cancel(UNKNOWN, kill=True), frames.Replay(UNKNOWN)):
+            assert "PENDING_CALL_NOT_FOUND" == (await the.ask(request))["code"]
 
 
 @pytest.mark.req("P49", "P56")
@@ -267,10 +291,10 @@ async def test_where_there_can_be_none(folder: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(place, "bind", refuse)
     why: list[str] = []
-    async with shell(folder) as box, serve_operators(box.supervisor, folder, trouble=why.append) as path:
+    async with shell(folder) as box, serve_operators(Supervised(box.supervisor), folder, trouble=why.append) as path:
         assert path is None
         assert (await box.supervisor.call("count")).value == 1
-    async with shell(folder) as box, serve_operators(box.supervisor, folder) as path:
+    async with shell(folder) as box, serve_operators(Supervised(box.supervisor), folder) as path:
         assert path is None
     assert ["OSError: [Errno 30] Read-only file system"] == why
 

@@ -1,6 +1,7 @@
 """How an operator reaches a running server: a private Unix socket in its workspace.
 
     server      answers, in the server's process
+    subject     what is asked about; `supervised`: a supervisor as that
     frames      what is asked and answered, one JSON object a line
     place       where the socket is, who may use it
 

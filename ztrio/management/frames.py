@@ -25,8 +25,11 @@ __all__ = [
     "Reconcile",
     "Release",
     "Reload",
+    "Replay",
     "Request",
+    "Retry",
     "Show",
+    "Status",
     "Tool",
     "decode_request",
     "encode_request",
@@ -59,9 +62,10 @@ class Show(_Request, tag="show", frozen=True):
 
 
 class Cancel(_Request, tag="cancel", frozen=True):
-    """Tell the upstream to stop."""
+    """Tell the upstream to stop; or kill its process, with every other call in it."""
 
     call_id: str
+    kill: bool = False
 
 
 class Release(_Request, tag="release", frozen=True):
@@ -75,6 +79,7 @@ class Tool(_Request, tag="tool", frozen=True):
     """A tool's description, for reading its arguments off a command line."""
 
     name: str
+    reads: bool = True
 
 
 class Reconcile(_Request, tag="reconcile", frozen=True):
@@ -86,11 +91,27 @@ class Reconcile(_Request, tag="reconcile", frozen=True):
     session: str = "default"
 
 
+class Replay(_Request, tag="replay", frozen=True):
+    """Call the tool of a recorded call again. Its arguments are not on record."""
+
+    call_id: str
+    arguments: dict[str, Any] = {}
+    reconciles: list[str] = []
+
+
+class Status(_Request, tag="status", frozen=True):
+    """What the server is, and how it does."""
+
+
+class Retry(_Request, tag="retry", frozen=True):
+    """Start an upstream again that was given up."""
+
+
 class Reload(_Request, tag="reload", frozen=True):
     """Load the toolbox anew."""
 
 
-Request = List | Show | Cancel | Release | Tool | Reconcile | Reload
+Request = List | Show | Cancel | Release | Tool | Reconcile | Replay | Status | Retry | Reload
 
 _decoder: Final = msgspec.json.Decoder(Request)
 _encoder: Final = msgspec.json.Encoder()

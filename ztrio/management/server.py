@@ -12,18 +12,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import trio
 
-from ztrio.calls import LOCAL
-from ztrio.errors import InvalidArguments, ZtrioError
+from ztrio.errors import ZtrioError
 from ztrio.management import frames, place
-from ztrio.supervisor import Supervisor
-from ztrio.tools import Capability
+from ztrio.management.subject import OPERATOR, Subject
 
 __all__ = ["serve_operators"]
-
-OPERATOR: Final = attrs.evolve(LOCAL, surface="cli")
 
 _CONNECTIONS: Final = 8
 _PATIENCE: Final = 10.0  # seconds to wait for a question, and for an answer to be taken
@@ -32,14 +27,14 @@ _CHUNK: Final = 65536
 
 @asynccontextmanager
 async def serve_operators(
-    supervisor: Supervisor, workspace: Path, *, trouble: Callable[[str], object] | None = None
+    subject: Subject, workspace: Path, *, trouble: Callable[[str], object] | None = None
 ) -> AsyncIterator[Path | None]:
     """Answer operators for as long as the body lasts.
 
     Args:
-        supervisor: What they ask about. It must hold the workspace's lock: a socket that is there is taken for a dead
-            server's.
-        workspace: The workspace.
+        subject: What they ask about.
+        workspace: The directory that the socket is for. The caller must hold its lock: a socket that is there is taken
+            for a dead server's.
         trouble: Told why there is no socket, where there can be none; the body goes on without.
 
     Yields:
@@ -58,7 +53,7 @@ async def serve_operators(
         with trio.socket.from_stdlib_socket(bound) as listening:
             listening.listen(_CONNECTIONS)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_accept, listening, supervisor)
+                nursery.start_soon(_accept, listening, subject)
                 try:
                     yield path
                 except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again below, outside the nursery
@@ -70,7 +65,7 @@ async def serve_operators(
         raise failure
 
 
-async def _accept(listening: trio.socket.SocketType, supervisor: Supervisor) -> None:
+async def _accept(listening: trio.socket.SocketType, subject: Subject) -> None:
     room = trio.CapacityLimiter(_CONNECTIONS)
     async with trio.open_nursery() as nursery:
         while True:
@@ -81,21 +76,21 @@ async def _accept(listening: trio.socket.SocketType, supervisor: Supervisor) -> 
             except OSError:
                 await trio.sleep(0.1)  # no descriptors left, for instance: others will be free soon
                 continue
-            nursery.start_soon(_serve, trio.SocketStream(connection), supervisor, room)
+            nursery.start_soon(_serve, trio.SocketStream(connection), subject, room)
 
 
-async def _serve(stream: trio.SocketStream, supervisor: Supervisor, room: trio.CapacityLimiter) -> None:
+async def _serve(stream: trio.SocketStream, subject: Subject, room: trio.CapacityLimiter) -> None:
     async with stream, room:
         try:
             if place.peer_uid(stream.socket) != os.geteuid():
                 await _send(stream, frames.failure(code="FORBIDDEN", message="This server belongs to another user."))
                 return
-            await _answer_all(stream, supervisor)
+            await _answer_all(stream, subject)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
             return  # the operator has gone
 
 
-async def _answer_all(stream: trio.SocketStream, supervisor: Supervisor) -> None:
+async def _answer_all(stream: trio.SocketStream, subject: Subject) -> None:
     rest = b""
     while True:
         line, rest = await _line(stream, rest)
@@ -106,7 +101,7 @@ async def _answer_all(stream: trio.SocketStream, supervisor: Supervisor) -> None
         except frames.BadRequest as bad:
             await _send(stream, frames.failure(code="BAD_REQUEST", message=f"This is no question to a server: {bad}."))
             return
-        await _send(stream, await _answer(request, supervisor))
+        await _send(stream, await _answer(request, subject))
 
 
 async def _line(stream: trio.SocketStream, rest: bytes) -> tuple[bytes | None, bytes]:
@@ -131,63 +126,35 @@ async def _send(stream: trio.SocketStream, answer: bytes) -> None:
         await stream.send_all(answer)
 
 
-async def _answer(request: frames.Request, supervisor: Supervisor) -> bytes:
+async def _answer(request: frames.Request, subject: Subject) -> bytes:
     try:
-        return frames.success(await _do(request, supervisor))
+        return frames.success(await _do(request, subject))
     except ZtrioError as error:
         return frames.failure(error)
     except Exception as error:  # noqa: BLE001 - a defect costs its own question only
         return frames.failure(code="INTERNAL_ERROR", message=f"The server failed: {type(error).__name__}: {error}.")
 
 
-async def _do(request: frames.Request, supervisor: Supervisor) -> dict[str, Any]:
-    desk = supervisor.pending
+async def _do(request: frames.Request, subject: Subject) -> dict[str, Any]:
+    desk = subject.desk
     match request:
         case frames.List():
             return {"pending_calls": desk.calls(OPERATOR)}
         case frames.Show(call_id):
             return {"pending_call": await desk.call(call_id, OPERATOR)}
-        case frames.Cancel(call_id):
-            return await desk.cancel(call_id, OPERATOR)
+        case frames.Cancel(call_id, kill):
+            return await (subject.kill(call_id) if kill else desk.cancel(call_id, OPERATOR))
         case frames.Release(call_id, reason):
             return {"pending_call": await desk.release(call_id, reason, OPERATOR)}
-        case frames.Tool(name):
-            return {"input_schema": _read_tool(supervisor, name)}
-        case frames.Reconcile():
-            return await _reconcile(request, supervisor)
+        case frames.Tool(name, reads):
+            return {"input_schema": await subject.tool_schema(name, reads=reads)}
+        case frames.Reconcile(call_id, tool, arguments, session):
+            return await subject.reconcile(call_id, tool, arguments, session=session)
+        case frames.Replay(call_id, arguments, reconciles):
+            return await subject.replay(call_id, arguments, reconciles=reconciles)
+        case frames.Status():
+            return await subject.status()
+        case frames.Retry():
+            return await subject.retry()
         case frames.Reload():
-            await supervisor.reload()
-            return {"toolbox": supervisor.toolbox.name, "tools": [tool.name for tool in supervisor.toolbox]}
-
-
-def _read_tool(supervisor: Supervisor, name: str) -> dict[str, Any]:
-    """The input schema of a tool that only reads."""
-    tool = supervisor.toolbox.get(name)
-    if tool is None or tool.capability is not Capability.READ:
-        reads = ", ".join(each.name for each in supervisor.toolbox if each.capability is Capability.READ) or "none"
-        what = "there is no such tool" if tool is None else "it does not only read"
-        raise InvalidArguments(f"{name}: {what}. A read settles a call; there are: {reads}. Nothing ran.")
-    return tool.schema.input_schema
-
-
-async def _reconcile(request: frames.Reconcile, supervisor: Supervisor) -> dict[str, Any]:
-    desk = supervisor.pending
-    _read_tool(supervisor, request.tool)
-    call_id, principal, scope = await desk.owner(request.call_id, OPERATOR)
-    if principal != OPERATOR.principal.id:
-        raise InvalidArguments(
-            "The call is another principal's, and only its own reads can settle it. Nothing ran; look, then release it."
-        )
-    answer = await supervisor.call(
-        request.tool,
-        request.arguments,
-        session=request.session,
-        context=attrs.evolve(OPERATOR, gate_scope=scope),
-        reconciles=[call_id],
-    )
-    return {
-        "pending_call": await desk.call(request.call_id, OPERATOR),
-        "tool": request.tool,
-        "value": answer.value,
-        "job_id": answer.job_id,
-    }
+            return await subject.reload()
