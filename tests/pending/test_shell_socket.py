@@ -119,7 +119,7 @@ async def test_what_only_a_gateway_can_do_is_refused_with_a_reason(folder: Path)
         status = await the.ask(frames.Status())
         assert ("serve", "calls") == (status["kind"], status["toolbox"])
         assert 1 == status["counters"]["registry"]["gating"]
-        assert "properties" in (await the.ask(frames.Tool("work", reads=False)))["input_schema"]
+        assert "properties" in (await the.ask(frames.Tool("count", reads=False)))["input_schema"]
         for request, why in (
             (frames.Cancel(call_id, kill=True), "was killed when the call ended"),
             (frames.Replay(call_id, {"seconds": 0}), "make it with `ztrio call`"),
