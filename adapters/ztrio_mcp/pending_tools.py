@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import trio
-from mcp_types import Tool, ToolAnnotations
 
 from ztrio.calls import CallContext
 from ztrio.errors import InvalidArguments
@@ -45,18 +44,18 @@ async def _cancel(desk: Desk, context: CallContext, arguments: Mapping[str, Any]
 
 def _tool(
     name: str, title: str, description: str, takes: dict[str, Any], gives: dict[str, Any], *, reads: bool
-) -> Tool:
-    return Tool(
-        name=name,
-        title=title,
-        description=description,
-        input_schema=takes,
-        output_schema={"type": "object", **gives},
-        annotations=ToolAnnotations(read_only_hint=reads, destructive_hint=False, idempotent_hint=True),
-    )
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": title,
+        "description": description,
+        "inputSchema": takes,
+        "outputSchema": {"type": "object", **gives},
+        "annotations": {"readOnlyHint": reads, "destructiveHint": False, "idempotentHint": True},
+    }
 
 
-_TOOLS: Final[tuple[tuple[Tool, _Answer], ...]] = (
+_TOOLS: Final[tuple[tuple[dict[str, Any], _Answer], ...]] = (
     (
         _tool(
             "ztrio_pending_calls",
@@ -105,10 +104,10 @@ _TOOLS: Final[tuple[tuple[Tool, _Answer], ...]] = (
     ),
 )
 
-PENDING_TOOLS: Final[Mapping[str, Tool]] = {each.name: each for each, _ in _TOOLS}
-"""Name → tool."""
+PENDING_TOOLS: Final[Mapping[str, dict[str, Any]]] = {each["name"]: each for each, _ in _TOOLS}
+"""Name → tool, as it is on the wire (MCP 2025-11-25, `Tool`)."""
 
-_ANSWERS: Final = {each.name: answer for each, answer in _TOOLS}
+_ANSWERS: Final = {each["name"]: answer for each, answer in _TOOLS}
 
 
 async def answer_pending(name: str, desk: Desk, context: CallContext, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +117,7 @@ async def answer_pending(name: str, desk: Desk, context: CallContext, arguments:
         InvalidArguments: the arguments are not those that it takes.
         UnknownCall: there is no such call that this caller may see.
     """
-    known = PENDING_TOOLS[name].input_schema["properties"]
+    known = PENDING_TOOLS[name]["inputSchema"]["properties"]
     for argument, value in arguments.items():
         if argument not in known or not isinstance(value, str):
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""What the core says, as MCP says it: tools with their hints, results, and errors that a model can act on.
+"""What the core says, as MCP says it: results, and errors that a model can act on.
 
 `structuredContent` is an object in MCP, so a dict result goes as it is, None becomes `{}` and anything else
 `{"result": …}`. The text content is the same JSON, for clients that show or forward text only (MCP 2025-11-25, Tools,
@@ -10,12 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from mcp_types import Tool, ToolAnnotations
-
-from ztrio.admission import ToolDescription
 from ztrio.calls import CallResult
 from ztrio.errors import Outcome, ZtrioError
-from ztrio.tools import Capability
 
 __all__ = [
     "IDEMPOTENCY_KEY_META",
@@ -26,7 +22,6 @@ __all__ = [
     "error_result",
     "plain_result",
     "success_result",
-    "tool",
 ]
 
 JOB_ID_META: Final = "ztrio/job_id"
@@ -38,30 +33,6 @@ PENDING_CALL_META: Final = "ztrio/pending_call"
 WARNING_META: Final = "pending_call_warning"
 
 _json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-
-
-def tool(description: ToolDescription) -> Tool:
-    """A `ToolDescription` of the supervisor as an MCP tool."""
-    return Tool(
-        name=description.name,
-        title=description.title,
-        description=description.description or None,
-        input_schema=description.input_schema,
-        output_schema=description.output_schema,
-        annotations=_annotations(description.capability),
-    )
-
-
-def _annotations(capability: str) -> ToolAnnotations:
-    """The hints that follow from a capability. A hint that does not follow is not given.
-
-    Whether repeating a write changes anything is not known here, so no write is called idempotent.
-    """
-    if capability == Capability.READ:
-        return ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True)
-    return ToolAnnotations(
-        read_only_hint=False, destructive_hint=capability == Capability.DESTRUCTIVE, idempotent_hint=False
-    )
 
 
 def success_result(result: CallResult) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from ztrio.calls import LOCAL, CallContext, CallResult, ProgressCallback
 from ztrio.errors import Outcome, ZtrioError
 from ztrio.schema import SESSION_PARAMETER
 from ztrio.supervisor import Supervisor
+from ztrio_mcp.descriptors import PENDING_DESCRIPTORS, tool
 from ztrio_mcp.frames import Call, FrameFilter, InFlight
 from ztrio_mcp.jsonrpc import INVALID_PARAMS, RESOURCE_NOT_FOUND
 from ztrio_mcp.pending_tools import PENDING_TOOLS, answer_pending
@@ -56,7 +57,6 @@ from ztrio_mcp.results import (
     error_result,
     plain_result,
     success_result,
-    tool,
 )
 
 __all__ = ["AUDIT_URI", "JOBS_URI", "MAX_EVENTS", "McpServer"]
@@ -112,7 +112,7 @@ class McpServer:
         """Find out which tools there are."""
         self._toolbox = self._supervisor.toolbox
         described = self._supervisor.describe_tools()
-        self._tools = {each.name: tool(each) for each in described} | dict(PENDING_TOOLS)
+        self._tools = {each.name: tool(each) for each in described} | dict(PENDING_DESCRIPTORS)
         self._frames.tools = self._tools
 
     def _current_tools(self) -> dict[str, Tool]:

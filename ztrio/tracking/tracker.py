@@ -24,6 +24,7 @@ from ztrio.activity import PendingStore
 from ztrio.audit import AuditBus, AuditEvent
 from ztrio.pending import (
     ActivityRow,
+    LateOutcome,
     PendingSettings,
     Proof,
     Registry,
@@ -191,6 +192,18 @@ class Tracker:
             self.did(registry.resolve_member(blocker, proof=outcome, **self.moment()))
         elif registry.get(call_id) is not None:
             self.did(registry.proven(call_id, outcome=outcome, **self.moment()))
+
+    def unfollow(self, call_id: str) -> None:
+        """Nobody will tell what became of it."""
+        self._followed.pop(call_id, None)
+
+    def late(self, call_id: str, outcome: LateOutcome) -> Sequence[Transition]:
+        """The response of a call came whose caller does not wait any more, wherever the call is by now."""
+        blocker = self._followed.pop(call_id, None)
+        registry = self.registry
+        if blocker is not None:
+            return self.did(registry.resolve_member(blocker, outcome=outcome, **self.moment()))
+        return self.did(registry.resolve_late(call_id, outcome=outcome, **self.moment()))
 
     def _folded(self, call_id: str, blocker: str) -> None:
         if call_id in self._followed:
