@@ -193,9 +193,9 @@ class StoreRefused(ZtrioError):
 
 
 class AlreadyInUse(ZtrioError):
-    """Another process works on this workspace or store; nothing was started. End it, or choose another."""
+    """Another process works on this workspace, store or gateway; nothing was started. End it, or choose another."""
 
-    codes = ("WORKSPACE_BUSY", "STORE_BUSY")
+    codes = ("WORKSPACE_BUSY", "STORE_BUSY", "GATEWAY_BUSY")
 
 
 class IdempotencyConflict(ZtrioError):

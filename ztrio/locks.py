@@ -35,7 +35,7 @@ class ProcessLock:
         code: The code of the refusal.
     """
 
-    def __init__(self, path: Path, *, what: str, code: Literal["WORKSPACE_BUSY", "STORE_BUSY"]) -> None:
+    def __init__(self, path: Path, *, what: str, code: Literal["WORKSPACE_BUSY", "STORE_BUSY", "GATEWAY_BUSY"]) -> None:
         self._path = path
         self._what = what
         self._code = code

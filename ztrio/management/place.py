@@ -117,10 +117,18 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & _PRIVATE == 0
 
 
-def connect(workspace: Path) -> socket.socket:
+def connect(workspace: Path, *, wait: bool = True) -> socket.socket:
     """Connect to the server of a workspace.
 
+    Args:
+        workspace: The workspace.
+        wait: Whether to wait for a server that has more connections than it takes.
+
+    Returns:
+        The connection; one that does not block where nobody was to wait.
+
     Raises:
+        BlockingIOError: a server runs there, and would have to be waited for.
         FileNotFoundError, ConnectionRefusedError: no server runs there.
         PermissionError: it is another user's.
         OSError: it cannot be reached.
@@ -132,6 +140,7 @@ def connect(workspace: Path) -> socket.socket:
         raise FileNotFoundError(place)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        made.setblocking(wait)
         made.connect(os.fsencode(place))
         owner = peer_uid(made)
     except BaseException:
