@@ -177,8 +177,7 @@ class AuditBus:
         Every event passes here before anybody sees it, so this is where secrets are taken out.
         """
         self._seq += numbered
-        return attrs.evolve(
-            event,
+        return event.evolved(
             **self._without_secrets(event),
             seq=self._seq,
             time=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),

@@ -110,7 +110,7 @@ class Committer:
         finally:
             event = success.event
             if self._job.answered.is_set():
-                event = attrs.evolve(event, event="settled")  # the bound ran out during the transaction
+                event = event.evolved(event="settled")  # the bound ran out during the transaction
             self._runtime.audit.deliver(event)
             self._job.succeed(success.value, Outcome.COMMITTED, success.targets)
 

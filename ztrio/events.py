@@ -6,7 +6,7 @@ import datetime as dt
 from operator import attrgetter
 from typing import Any, Final
 
-import attrs
+import msgspec
 
 from ztrio.calls import CallContext
 from ztrio.errors import Outcome
@@ -14,9 +14,10 @@ from ztrio.errors import Outcome
 __all__ = ["AuditEvent", "may_see"]
 
 
-@attrs.frozen(kw_only=True)
-class AuditEvent:
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One fact about a call. The attributes are named like the keys of its JSON form.
+
+    A struct of msgspec's, because each call publishes several and a copy of one costs a tenth of what attrs takes.
 
     Args:
         event: What happened: `allow`, `deny`, `start`, `timeout`, `cancel`, `error`, `worker_terminated`, `commit`,
@@ -90,7 +91,11 @@ class AuditEvent:
         """
         time = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
         duration = None if self.duration is None else self.duration + monotonic - self.monotonic
-        return attrs.evolve(self, time=time, monotonic=monotonic, duration=duration, **facts)
+        return self.evolved(time=time, monotonic=monotonic, duration=duration, **facts)
+
+    def evolved(self, **facts: Any) -> AuditEvent:
+        """The same event with other facts."""
+        return msgspec.structs.replace(self, **facts)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object: `seq`, `event`, then what is known; absent facts are left out."""
@@ -104,7 +109,7 @@ class AuditEvent:
         return known
 
 
-_NAMES: Final = tuple(field.name for field in attrs.fields(AuditEvent))
+_NAMES: Final = AuditEvent.__struct_fields__
 _values: Final = attrgetter(*_NAMES)
 
 

@@ -10,7 +10,6 @@ import inspect
 from functools import partial
 from typing import Any, Final
 
-import attrs
 import trio
 
 from ztrio.audit import AuditEvent
@@ -211,7 +210,7 @@ class SessionCall:
         job = self._job
         happened = await commit_told(self._runtime, job)
         self._runtime.audit.mark_available(f"commit of {job.id}")
-        self._told(attrs.evolve(event, event="settled"), error, happened=happened)
+        self._told(event.evolved(event="settled"), error, happened=happened)
         job.ticket.leave()
         self._runtime.pins.unpin(job.pin)
 

@@ -147,7 +147,7 @@ class McpServer:
     def undelivered(self, request: InFlight, why: str) -> None:
         """An answer did not reach the client; the audit says so where the call had committed."""
         if request.committed is not None:
-            self._supervisor.audit.publish(attrs.evolve(request.committed, reason=why))
+            self._supervisor.audit.publish(request.committed.evolved(reason=why))
 
     # ---- tools
 

@@ -41,7 +41,7 @@ _encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separator
 
 
 # What JSON knows as lists only.
-_TUPLES: Final = {field.name for field in attrs.fields(AuditEvent) if str(field.type).startswith("tuple")}
+_TUPLES: Final = {name for name, kind in AuditEvent.__annotations__.items() if str(kind).startswith("tuple")}
 
 
 @attrs.frozen

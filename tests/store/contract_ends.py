@@ -35,7 +35,7 @@ class EndContract:
             again = JobEnd(job_id="job_1", outcome=outcome, event=terminal, session=write({"n": 1}))
             await store.finish(again)
             assert (row, session, [terminal]) == (await store.job("job_1"), await present(store), await log(store))
-            other = attrs.evolve(again, event=attrs.evolve(terminal, seq=99), session=None)
+            other = attrs.evolve(again, event=terminal.evolved(seq=99), session=None)
             if outcome is Outcome.COMMITTED:
                 with pytest.raises(AlreadyEnded) as caught:
                     await store.finish(other)

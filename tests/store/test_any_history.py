@@ -160,7 +160,7 @@ class Histories:
     async def _finish_nowait(self, store: Store, number: int, outcome: Outcome) -> None:
         if f"job_{number}" not in [row.job_id for row in await store.unfinished()]:
             return
-        terminal = attrs.evolve(event("end", self.serial, outcome=outcome), execution_job_id=f"job_{number}")
+        terminal = event("end", self.serial, outcome=outcome).evolved(execution_job_id=f"job_{number}")
         end = JobEnd(job_id=f"job_{number}", outcome=outcome, event=terminal)
         self.ends[number] = end
         store.finish_nowait(end)
@@ -173,11 +173,11 @@ class Histories:
         await store.abort(f"job_{number}")
 
     async def _recovered(self, store: Store, number: int, outcome: Outcome) -> bool:
-        terminal = attrs.evolve(event("recovered", self.serial), execution_job_id=f"job_{number}")
+        terminal = event("recovered", self.serial).evolved(execution_job_id=f"job_{number}")
         return await store.recovered(f"job_{number}", outcome, terminal)
 
     async def _need_recovery(self, store: Store, number: int, told: bool) -> bool:
-        terminal = attrs.evolve(event("unresolved", self.serial), execution_job_id=f"job_{number}")
+        terminal = event("unresolved", self.serial).evolved(execution_job_id=f"job_{number}")
         return await store.need_recovery(f"job_{number}", f"because {self.serial}", terminal if told else None)
 
     # ---- what there is

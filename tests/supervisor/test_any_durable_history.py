@@ -29,7 +29,7 @@ class Doubtful(History):
     def see(self, event: ztrio.AuditEvent) -> None:
         """Take for a commit what is settled as one."""
         late = event.event == "settled" and event.outcome is Outcome.COMMITTED
-        super().see(attrs.evolve(event, event="commit") if late else event)
+        super().see(event.evolved(event="commit") if late else event)
         self.events[-1] = event
 
 
