@@ -152,7 +152,7 @@ class Histories:
             change = write(state, name=name, version=version + off, incarnation=life)
         result = b"answer %d" % self.serial
         terminal = event("end", self.serial, outcome=outcome)
-        terminal = attrs.evolve(terminal, execution_job_id=f"job_{number}")
+        terminal = terminal.evolved(execution_job_id=f"job_{number}")
         end = JobEnd(job_id=f"job_{number}", outcome=outcome, event=terminal, session=change, result=result)
         self.ends[number] = end
         await store.finish(end)
