@@ -32,7 +32,7 @@ def test_a_lease_that_died() -> None:
     refusal = box.begin(call)
     assert isinstance(refusal, Refusal)
     assert "NOT_SENT" == refusal.code
-    assert isinstance(box.begin(attrs.evolve(call, lease=Lease("t2", 4))), Begun)
+    assert isinstance(box.begin(call.evolved(lease=Lease("t2", 4))), Begun)
 
 
 @pytest.mark.req("P31", "P36")
@@ -43,7 +43,7 @@ def test_the_advisory_check_admits_nothing() -> None:
     assert box.registry.check(queued) is None
     box.mark(running)
     assert isinstance(box.begin(queued), Refusal)
-    assert box.registry.check(attrs.evolve(queued, principal="nobody")) is None
+    assert box.registry.check(queued.evolved(principal="nobody")) is None
 
 
 @pytest.mark.req("P31")
@@ -53,7 +53,7 @@ def test_a_lease_that_dies_before_the_claim() -> None:
     call = box.reserved()
     other = box.sent(lease=Lease("t2", 2))
     assert [State.NOT_SENT] == [each.after for each in box.end_epoch(1)]
-    again = attrs.evolve(call, lease=Lease("t2", 2))
+    again = call.evolved(lease=Lease("t2", 2))
     box.mark(other)
     assert isinstance(box.begin(again), Refusal), "the check is a fresh one"
     box.registry.configure(attrs.evolve(box.registry.settings, mode=Mode.OFF))
@@ -84,9 +84,9 @@ def test_the_epoch_floor() -> None:
     box.end_epoch(2)
     stranger = box.call(lease=Lease("t1", 5))
     assert (State.CONNECTION_RESET, False) == ((mark := box.mark(stranger)).after, mark.changed)
-    assert State.UNRESOLVED == box.mark(attrs.evolve(stranger, lease=Lease("t1", 6))).after
-    assert State.UNRESOLVED == box.mark(attrs.evolve(stranger, server="mail")).after
-    assert State.UNRESOLVED == box.mark(attrs.evolve(stranger, principal="nobody", lease=Lease("t1", 6))).after
+    assert State.UNRESOLVED == box.mark(stranger.evolved(lease=Lease("t1", 6))).after
+    assert State.UNRESOLVED == box.mark(stranger.evolved(server="mail")).after
+    assert State.UNRESOLVED == box.mark(stranger.evolved(principal="nobody", lease=Lease("t1", 6))).after
 
 
 @pytest.mark.req("P44")

@@ -82,7 +82,7 @@ def test_a_sessionless_call_is_checked_against_every_scope() -> None:
     refusal = box.registry.check(call)
     assert refusal is not None
     assert (3, 3) == (refusal.count, len(refusal.gating))
-    assert box.registry.check(attrs.evolve(call, every_scope=False)) is None
+    assert box.registry.check(call.evolved(every_scope=False)) is None
     assert box.registry.check(attrs.evolve(call, principal=BOB)) is None
     assert box.registry.gates("files", ANN, ANN, every=True)
     assert not box.registry.gates("files", ANN, ANN)

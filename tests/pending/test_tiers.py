@@ -1,6 +1,5 @@
 """How much a call may change, as its server describes it."""
 
-import attrs
 import pytest
 
 from tests.pending.box import ANN, Box, settings
@@ -125,5 +124,5 @@ def test_a_call_without_context_fails_closed() -> None:
     box.registry.tiers.observe("files", {"look": {"readOnlyHint": True}}, seq=0)
     call = box.call(principal="local", tool="look", tier=None)
     assert box.registry.check(call) is None
-    assert isinstance(box.registry.check(attrs.evolve(call, gate_tier=Tier.DESTRUCTIVE)), Refusal)
+    assert isinstance(box.registry.check(call.evolved(gate_tier=Tier.DESTRUCTIVE)), Refusal)
     assert "local" in PendingSettings(principals=("ann",)).all_principals, "there is always somebody to charge"

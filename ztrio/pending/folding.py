@@ -100,7 +100,7 @@ class Folding:
         lease = new.lease if new.lease.epoch > old.lease.epoch else old.lease
         tier = max(old.admission_tier, new.admission_tier, key=CAUTION.__getitem__)
         if lease is not old.lease or tier is not old.admission_tier:
-            blocker.call = attrs.evolve(old, lease=lease, admission_tier=tier)
+            blocker.call = old.evolved(lease=lease, admission_tier=tier)
         self.indexes.end(blocker)
         blocker.min_epoch = min(blocker.min_epoch, other.min_epoch)
         self.indexes.add(blocker)
@@ -120,7 +120,7 @@ class Folding:
         survivor, *others = sorted(most, key=_since)
         account.ungate(survivor)
         self.indexes.remove(survivor)
-        survivor.call = attrs.evolve(survivor.call, gate_scope=EVERY_SCOPE)
+        survivor.call = survivor.call.evolved(gate_scope=EVERY_SCOPE)
         self.indexes.add(survivor)
         account.block(survivor)
         return self._absorb(account, survivor, others, now=now, seq=seq)
@@ -269,9 +269,7 @@ def _blocker_of(record: Record, since_seq: int, seq: int) -> Blocker:
     """A blocker of one call."""
     call = record.call
     return Blocker(
-        call=attrs.evolve(
-            call, call_id=blocker_id(call.call_id), tool=ANY_TOOL, gate_tier=record.gate_tier, lineage=None
-        ),
+        call=call.evolved(call_id=blocker_id(call.call_id), tool=ANY_TOOL, gate_tier=record.gate_tier, lineage=None),
         gate_tier=record.gate_tier,
         begun_seq=record.begun_seq,
         revision=seq,

@@ -8,9 +8,10 @@ that a transition can carry that without a copy. A `Blocker` is a record that st
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import attrs
+import msgspec
 
 from ztrio.pending.reasons import ActorKind, LateOutcome, Reason, Tier, Transport
 from ztrio.pending.states import HOLDABLE, State
@@ -35,8 +36,7 @@ EVERY_SCOPE: Final = "*"
 """The gate scope of a blocker that gates all scopes of its principal on its server."""
 
 
-@attrs.frozen
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """The right to send through one transport.
 
     Args:
@@ -48,8 +48,7 @@ class Lease:
     epoch: int
 
 
-@attrs.frozen(kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its check sees it.
 
     Args:
@@ -80,6 +79,10 @@ class Call:
     ceiling: float = 30.0
     every_scope: bool = False
     lineage: str | None = None
+
+    def evolved(self, **facts: Any) -> Call:
+        """The same call with other facts."""
+        return msgspec.structs.replace(self, **facts)
 
     @property
     def root(self) -> str:

@@ -11,6 +11,7 @@ import math
 from typing import Final
 
 import attrs
+import msgspec
 
 from ztrio.pending.reasons import ActorKind, LateOutcome, Reason, Tier, code_of
 from ztrio.pending.records import Blocker, Call, Record
@@ -42,9 +43,10 @@ SETTLE: Final = "settle"
 MEMBER: Final = "member"
 
 
-@attrs.frozen
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """One thing that happened to one call or blocker.
+
+    A struct of msgspec's, which is made in a tenth of the time of an attrs class: each call makes several.
 
     Args:
         event: An `Event`, or `begin`, `fold`, `merge`, `forget`, `annotate`, `settle`, `member`.
