@@ -100,8 +100,8 @@ class ToolLimits:
 
     @ceiling.default
     def _enough(self) -> Any:
-        if not isinstance(self.idle, int | float):
-            return self.timeout
+        if not (isinstance(self.idle, int | float) and isinstance(self.timeout, int | float)):
+            return self.timeout  # of what is no number the validators tell
         return min(max(self.timeout, _IDLE_TIMES * self.idle), LONGEST)
 
     def __attrs_post_init__(self) -> None:
