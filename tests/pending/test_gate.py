@@ -2,7 +2,6 @@
 
 import itertools
 
-import attrs
 import pytest
 
 from tests.pending.box import ANN, BOB, SECRET, Box, call_id, settings
@@ -83,7 +82,7 @@ def test_a_sessionless_call_is_checked_against_every_scope() -> None:
     assert refusal is not None
     assert (3, 3) == (refusal.count, len(refusal.gating))
     assert box.registry.check(call.evolved(every_scope=False)) is None
-    assert box.registry.check(attrs.evolve(call, principal=BOB)) is None
+    assert box.registry.check(call.evolved(principal=BOB)) is None
     assert box.registry.gates("files", ANN, ANN, every=True)
     assert not box.registry.gates("files", ANN, ANN)
     assert not box.registry.gates("third", ANN, ANN, every=True)
