@@ -134,7 +134,7 @@ class _Document:
         """Settings out of what was given."""
         values = {field: _none_at_zero(field, each.value) for field, each in given.items()}
         ceiling = values.get("ceiling")
-        if "timeout" not in values and isinstance(ceiling, int | float) and 0 < ceiling < DEFAULT_TIMEOUT:
+        if "timeout" not in values and type(ceiling) in {int, float} and 0 < ceiling < DEFAULT_TIMEOUT:
             values["timeout"] = ceiling  # who sets the most alone is not to be told about a default
         try:
             return kind(**values, **others)
