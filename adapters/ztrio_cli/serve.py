@@ -7,11 +7,8 @@ has a format; a second account of it in the log would be neither.
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -19,14 +16,13 @@ import ztrio
 from ztrio.errors import ZtrioError
 from ztrio_cli.audit_retention import parse_retention
 from ztrio_cli.console import FAILED, USAGE, Complaint, note, one_line
+from ztrio_cli.logs import configure_logging
 from ztrio_cli.redaction import load_soon, redact
 from ztrio_cli.state import MEMORY, opened_store, state_file
 from ztrio_cli.workspace import checked_workspace, written_lines
 from ztrio_mcp import run_stdio
 
-__all__ = ["configure_logging", "run"]
-
-LEVELS = ("debug", "info", "warning", "error")
+__all__ = ["run"]
 
 
 def run(
@@ -111,49 +107,3 @@ def _user(words: str) -> tuple[int, int]:
     if not (uid.isdecimal() and gid.isdecimal()):
         raise Complaint("USAGE", f"--run-as {words}: give user and group id, such as 1000:1000.", status=USAGE)
     return int(uid), int(gid)
-
-
-def configure_logging(level: str, *, as_json: bool) -> None:
-    """Send structlog and the standard library's logging (the MCP SDK uses it) to stderr in one format.
-
-    Args:
-        level: debug, info, warning or error.
-        as_json: One JSON object per line instead of text.
-
-    Raises:
-        Complaint: USAGE, there is no such level.
-    """
-    if level.lower() not in LEVELS:
-        raise Complaint("USAGE", f"--log-level {level}: choose from {', '.join(LEVELS)}.", status=USAGE)
-    shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info if as_json else _unchanged,
-                renderer,
-            ],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    logging.getLogger("alembic").setLevel("WARNING")  # making a store is no news, least of all its plugins
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
-
-
-def _unchanged(_logger: Any, _method: str, event: Any) -> Any:
-    return event

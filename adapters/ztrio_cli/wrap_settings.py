@@ -132,9 +132,10 @@ class _Document:
 
     def made(self, kind: Callable[..., Any], given: dict[str, _Given], **others: Any) -> Any:
         """Settings out of what was given."""
-        values = {field: _none_at_zero(field, each.value) for field, each in given.items()}
-        ceiling = values.get("ceiling")
-        if "timeout" not in values and type(ceiling) in {int, float} and 0 < ceiling < DEFAULT_TIMEOUT:
+        values: dict[str, Any] = {field: _none_at_zero(field, each.value) for field, each in given.items()}
+        ceiling: Any = values.get("ceiling")
+        number = isinstance(ceiling, int | float) and ceiling is not True
+        if number and "timeout" not in values and 0 < ceiling < DEFAULT_TIMEOUT:
             values["timeout"] = ceiling  # who sets the most alone is not to be told about a default
         try:
             return kind(**values, **others)

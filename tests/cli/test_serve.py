@@ -16,7 +16,7 @@ import structlog
 
 from tests.cli.conftest import Command, Started
 from ztrio_cli.console import Complaint
-from ztrio_cli.serve import configure_logging
+from ztrio_cli.logs import configure_logging
 
 INITIALIZE = {
     "protocolVersion": "2025-11-25",
