@@ -26,6 +26,7 @@ __all__ = [
     "discard_stdout",
     "note",
     "one_line",
+    "open_missing_streams",
     "report",
     "write_json",
     "write_line",
@@ -93,6 +94,22 @@ def report(error: ZtrioError | Complaint, *, as_json: bool) -> None:
         write_json({"error": error.as_dict()})
     else:
         note(f"error: {error.code}: {one_line(error.message)}")
+
+
+def open_missing_streams() -> None:
+    """Point those of stdin, stdout and stderr that were closed at nothing.
+
+    Otherwise the next file that is opened gets the number, and what is printed goes into it.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, fd)
+            if nothing != fd:
+                os.close(nothing)
+            stream = os.fdopen(fd, mode, encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def discard_stdout() -> None:

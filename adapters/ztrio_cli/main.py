@@ -14,10 +14,21 @@ import typer
 
 from ztrio_cli.audit import audit
 from ztrio_cli.bench import bench
-from ztrio_cli.console import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE, Complaint, discard_stdout, report
+from ztrio_cli.console import (
+    BROKEN_PIPE,
+    FAILED,
+    INTERRUPTED,
+    OK,
+    USAGE,
+    Complaint,
+    discard_stdout,
+    open_missing_streams,
+    report,
+)
 from ztrio_cli.options import HERE, BackendName, ContainmentName, GateMode, Json, SandboxMode, State, Tools, Workspace
 from ztrio_cli.outcome import outcome
 from ztrio_cli.pending import pending, reload
+from ztrio_cli.wrap import WrapCommand, wrap
 
 __all__ = ["app", "main"]
 
@@ -56,10 +67,11 @@ def ztrio(
       ztrio doctor                                     what works on this machine
       ztrio serve my_tools.py --workspace .            serve your tools over MCP (stdio)
       ztrio call my_tools.py export design=x out_dir=out
+      ztrio wrap -- npx -y some-server                 stand in front of an MCP server of somebody else's
       ztrio audit --last 20                            what happened to the calls in this workspace
       ztrio outcome job_abc...                         what became of one call, also after a crash
       ztrio recover --dry-run                          what a killed server left in this workspace
-      ztrio pending list                               calls that nobody knows the end of, in a running server
+      ztrio pending list                               calls that nobody knows the end of, in what runs
       ztrio reload                                     let a running server load its tools anew
       ztrio bench cancel --load 64                     what it costs on this machine
 
@@ -212,6 +224,7 @@ def call(
     )
 
 
+app.command(cls=WrapCommand, options_metavar="[OPTIONS] -- COMMAND [ARG]...")(wrap)
 app.command()(audit)
 
 
@@ -311,6 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         try:
@@ -330,8 +344,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    # What `serve` prints to stdout is taken for a frame, even an error in JSON; `bench` takes a file with --json.
-    as_json = "--json" in words and words[0] not in {"serve", "bench"}
+    # What `serve` and `wrap` print to stdout is taken for a frame, even an error in JSON; `bench` takes a file with
+    # --json.
+    as_json = "--json" in words and words[0] not in {"serve", "wrap", "bench"}
     try:
         status = app(args=words, prog_name="ztrio", standalone_mode=False)
     except Complaint as complaint:
