@@ -8,12 +8,31 @@ checks every argument of every surface in the same way.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from ztrio_cli.console import USAGE, Complaint
 
-__all__ = ["parse_arguments", "parse_object"]
+__all__ = ["given_arguments", "parse_arguments", "parse_object"]
+
+
+def given_arguments(text: str | None, pairs: Iterable[str], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a command line gives in both ways.
+
+    Args:
+        text: What `--arguments` said, or None; `-` for what stdin holds.
+        pairs: The words.
+        schema: JSON Schema of the tool's arguments.
+
+    Raises:
+        Complaint: USAGE, one of them is wrong, or a key is in both.
+    """
+    given = {} if text is None else parse_object(sys.stdin.read() if text == "-" else text)
+    words = parse_arguments(pairs, schema)
+    if twice := given.keys() & words.keys():
+        raise Complaint("USAGE", f"{min(twice)} is given in --arguments and as a word.", status=USAGE)
+    return {**given, **words}
 
 
 def parse_object(text: str) -> dict[str, Any]:

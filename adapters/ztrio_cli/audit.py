@@ -48,6 +48,10 @@ def audit(
         ),
     ] = None,
     workspace: Workspace = HERE,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The audit of the `ztrio wrap` of this name.", show_default=False),
+    ] = None,
     state: State = None,
     file: Annotated[
         Path | None,
@@ -55,13 +59,14 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what happened to the calls of a workspace, oldest first; verify the log; or export it.
+    """Show what happened to the calls of a workspace or gateway, oldest first; verify the log; or export it.
 
     \b
       ztrio audit --last 20
       ztrio audit --event rollback
       ztrio audit --job job_abc… --json | jq .proof
       ztrio audit --follow
+      ztrio audit --name mail              of a `ztrio wrap`, whether it runs or not
       ztrio audit verify                   follow the hash chain; exits with 1 at the first bad link and names it
       ztrio audit export -o audit.jsonl    every event with log_pos and hash, one JSON object a line
 
@@ -83,7 +88,10 @@ def audit(
         raise Complaint("USAGE", f"{odd[0]} does not go with {action}.", status=USAGE)
     from ztrio_cli.workspace import checked_workspace
 
-    folder = checked_workspace(workspace)
+    if name is None:
+        folder = checked_workspace(workspace)
+    else:
+        folder, state = _gateway(name, workspace, state, file, wait=follow)
     if action == "verify":
         from ztrio_cli.audit_verify import verify
 
@@ -99,3 +107,16 @@ def audit(
         from ztrio_cli.audit_show import show
 
         return show(log, last=last, follow=follow, as_json=as_json)
+
+
+def _gateway(name: str, workspace: Path, state: str | None, file: Path | None, *, wait: bool) -> tuple[Path, str]:
+    """Directory and store of a gateway."""
+    for option, given in (("--workspace", workspace != HERE), ("--state", state), ("--file", file)):
+        if given:
+            raise Complaint("USAGE", f"{option} does not go with --name.", status=USAGE)
+    from ztrio_cli.instances import find
+
+    instance = find(name)
+    if not (wait or instance.store.is_file()):
+        raise Complaint("AUDIT_NOT_FOUND", f"The gateway {name} has recorded nothing yet.")
+    return instance.folder, str(instance.store)

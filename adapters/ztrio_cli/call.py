@@ -25,7 +25,7 @@ import ztrio
 from ztrio.audit import Subscription
 from ztrio.errors import AlreadyInUse, InvalidArguments, Outcome, ZtrioError
 from ztrio.workers.ladder import Containment
-from ztrio_cli.arguments import parse_arguments, parse_object
+from ztrio_cli.arguments import given_arguments
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, console, note, report, write_json
 from ztrio_cli.redaction import redact
 from ztrio_cli.state import opened_store, state_file
@@ -115,13 +115,7 @@ def _arguments(options: Options, toolbox: ztrio.Toolbox) -> dict[str, Any]:
     if tool is None:
         names = ", ".join(tool.name for tool in toolbox) or "none"
         raise InvalidArguments(f"There is no tool {options.tool!r} in {options.tools}; it has: {names}. Nothing ran.")
-    given = {}
-    if options.arguments is not None:
-        given = parse_object(sys.stdin.read() if options.arguments == "-" else options.arguments)
-    words = parse_arguments(options.pairs, tool.schema.input_schema)
-    if twice := given.keys() & words.keys():
-        raise Complaint("USAGE", f"{min(twice)} is given in --arguments and as a word.", status=USAGE)
-    arguments = {**given, **words}
+    arguments = given_arguments(options.arguments, options.pairs, tool.schema.input_schema)
     if "session" in arguments:
         raise Complaint("USAGE", "the session is named with --session.", status=USAGE)
     return arguments

@@ -9,37 +9,37 @@ import msgspec
 
 from ztrio.management import frames, place
 from ztrio_cli.console import FAILED, USAGE, Complaint
+from ztrio_cli.instances import Instance, find, running
+from ztrio_cli.options import HERE
+from ztrio_cli.workspace import checked_workspace
 
-__all__ = ["Operator"]
+__all__ = ["Operator", "reach"]
 
 _PATIENCE: Final = 120.0  # seconds without an answer; a read that reconciles has its own limit, and this is above it
 _CHUNK: Final = 65536
 
 
 class Operator:
-    """A connection to the server of a workspace. A context manager.
+    """A connection to a server. A context manager.
 
     Args:
-        workspace: The workspace.
+        folder: Its workspace, or the state directory of a gateway.
+        what: What it is: "the server in /srv/boards".
+        missing: What to say if it does not run.
 
     Raises:
         Complaint: SERVER_NOT_RUNNING, SERVER_NOT_YOURS or SERVER_UNREACHABLE.
     """
 
-    def __init__(self, workspace: Path) -> None:
+    def __init__(self, folder: Path, *, what: str, missing: str) -> None:
         try:
-            self._socket = place.connect(workspace)
+            self._socket = place.connect(folder)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-            raise Complaint(
-                "SERVER_NOT_RUNNING",
-                f"No `ztrio serve` runs in {workspace}. Start one there, or name its folder with --workspace.",
-            ) from None
+            raise Complaint("SERVER_NOT_RUNNING", missing) from None
         except PermissionError:
-            raise Complaint(
-                "SERVER_NOT_YOURS", f"The server in {workspace} belongs to another user; ask as that user."
-            ) from None
+            raise Complaint("SERVER_NOT_YOURS", f"The process of {what} is another user's; ask as that user.") from None
         except OSError as error:
-            raise Complaint("SERVER_UNREACHABLE", f"The server in {workspace} cannot be reached: {error}.") from None
+            raise Complaint("SERVER_UNREACHABLE", f"It is not possible to reach {what}: {error}.") from None
         self._socket.settimeout(_PATIENCE)
 
     def __enter__(self) -> Self:
@@ -83,6 +83,44 @@ class Operator:
         if not isinstance(answer.get("ok"), dict) and not isinstance(answer.get("error"), dict):
             raise Complaint("SERVER_GONE", "What answered is no server of ztrio, or one of another version.")
         return answer
+
+
+def reach(workspace: Path | None, name: str | None) -> Operator:
+    """Connect to what is meant: a workspace's server, a gateway by its name, or what runs, if that is one thing.
+
+    Args:
+        workspace: The workspace, or None.
+        name: The gateway's name, or None.
+
+    Raises:
+        Complaint: nothing, too much or somebody else's runs, or the words are wrong; its code says which.
+    """
+    if workspace is not None and name is not None:
+        raise Complaint("USAGE", "--name is a gateway's and --workspace a server's; give one of them.", status=USAGE)
+    if name is not None:
+        return _reach_gateway(find(name))
+    folder = checked_workspace(HERE if workspace is None else workspace)
+    nothing = f"No `ztrio serve` runs in {folder}"
+    try:
+        return Operator(
+            folder,
+            what=f"the server in {folder}",
+            missing=f"{nothing}. Start one there, or name its folder with --workspace.",
+        )
+    except Complaint as missing:
+        if missing.code != "SERVER_NOT_RUNNING" or workspace is not None:
+            raise
+    if not running():
+        raise Complaint("SERVER_NOT_RUNNING", f"{nothing}, and no `ztrio wrap`. Name a folder with --workspace.")
+    return _reach_gateway(find(None))
+
+
+def _reach_gateway(instance: Instance) -> Operator:
+    return Operator(
+        instance.folder,
+        what=f"the gateway {instance.name}",
+        missing=f"No `ztrio wrap` of the name {instance.name} runs now. Your MCP client starts it as it is configured.",
+    )
 
 
 class Refused(Complaint):

@@ -7,7 +7,19 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-__all__ = ["HERE", "BackendName", "ContainmentName", "GateMode", "Json", "SandboxMode", "State", "Tools", "Workspace"]
+__all__ = [
+    "HERE",
+    "BackendName",
+    "ContainmentName",
+    "GateMode",
+    "GatewayName",
+    "Json",
+    "SandboxMode",
+    "ServedWorkspace",
+    "State",
+    "Tools",
+    "Workspace",
+]
 
 HERE: Final = Path()
 
@@ -18,6 +30,25 @@ Workspace = Annotated[
     Path,
     typer.Option(
         "--workspace", "-w", metavar="DIR", help="Folder that outputs and inputs are relative to and may not leave."
+    ),
+]
+ServedWorkspace = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace",
+        "-w",
+        metavar="DIR",
+        help="Ask the `ztrio serve` of this folder; if neither is given, the one of this folder, where one runs.",
+        show_default=False,
+    ),
+]
+GatewayName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="Ask the `ztrio wrap` of this name; if neither is given, and none serves here, the only one that runs.",
+        show_default=False,
     ),
 ]
 SandboxMode = Annotated[

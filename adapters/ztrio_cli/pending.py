@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from ztrio_cli.console import FAILED, OK, USAGE, Complaint, write_json, write_line
-from ztrio_cli.options import HERE, Json, Workspace
+from ztrio_cli.options import HERE, GatewayName, Json, ServedWorkspace, Workspace
+from ztrio_cli.pending_server import replay, retry, status
 
 __all__ = ["pending", "reload"]
 
@@ -16,12 +17,13 @@ pending = typer.Typer(
     name="pending",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="""See and settle calls that nobody knows the end of, in a running server.
+    help="""See and settle calls that nobody knows the end of, in a running server or gateway.
 
-    A call is unresolved when its tool may or may not have done what it does: it acts on something outside of the
-    workspace and was killed in the middle, or its worker cannot be proven dead, or its commit cannot be confirmed.
-    Until that is settled, the gate of its caller is shut: what changes something is warned about or refused
-    (`ztrio serve --gate`). It is settled when ztrio finds out, when a read that looked settles it, or on your word:
+    A call is unresolved when its tool may or may not have done what it does: it was sent to a server that has not
+    answered; or it acts on something outside of the workspace and was killed in the middle, or its worker cannot be
+    proven dead, or its commit cannot be confirmed. Until that is settled, the gate of its caller is shut: what changes
+    something is warned about or refused (--gate of `ztrio wrap` and `ztrio serve`). It is settled when ztrio finds
+    out, when a read that looked settles it, or on your word:
 
     \b
       ztrio pending list
@@ -29,7 +31,10 @@ pending = typer.Typer(
       ztrio pending reconcile pc_abc... -- list_mails folder=sent     look with a tool that reads; its success settles
       ztrio pending release pc_abc... --reason "looked: it was sent"  you have looked yourself
 
-    These need a running `ztrio serve` in the workspace, started by you.
+    Of the server behind a gateway, `ztrio pending status` shows how it does.
+
+    Asked is what runs: a `ztrio serve` in this folder, else the only `ztrio wrap` there is. --workspace and --name say
+    which, where that is not enough.
     """,
 )
 
@@ -37,7 +42,11 @@ pending = typer.Typer(
 @pending.callback(invoke_without_command=True)
 def _choose(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        raise Complaint("USAGE", "say what: list, show, cancel, reconcile or release. Try --help.", status=USAGE)
+        raise Complaint(
+            "USAGE",
+            "say what: list, show, cancel, reconcile, release, status, retry or replay. Try --help.",
+            status=USAGE,
+        )
 
 
 CallId = Annotated[str, typer.Argument(metavar="ID", help="The call: pc_… or pcb_…, from `ztrio pending list`.")]
@@ -51,7 +60,7 @@ _ACTIONS: Final = {
 
 
 @pending.command("list")
-def list_(workspace: Workspace = HERE, as_json: Json = False) -> int:
+def list_(workspace: ServedWorkspace = None, name: GatewayName = None, as_json: Json = False) -> int:
     """List pending calls of every caller, oldest first; settled ones for a while.
 
     \b
@@ -60,7 +69,7 @@ def list_(workspace: Workspace = HERE, as_json: Json = False) -> int:
     """
     from ztrio.management import frames
 
-    answer = _ask(workspace, frames.List())
+    answer = _ask(workspace, name, frames.List())
     if as_json:
         write_json(answer)
         return OK
@@ -72,7 +81,7 @@ def list_(workspace: Workspace = HERE, as_json: Json = False) -> int:
 
 
 @pending.command()
-def show(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) -> int:
+def show(call_id: CallId, workspace: ServedWorkspace = None, name: GatewayName = None, as_json: Json = False) -> int:
     """Show what is known of one call, and what can be done about it.
 
     \b
@@ -80,26 +89,36 @@ def show(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) ->
     """
     from ztrio.management import frames
 
-    answer = _ask(workspace, frames.Show(call_id))
+    answer = _ask(workspace, name, frames.Show(call_id))
     _show_call(answer, as_json=as_json)
     return OK
 
 
 @pending.command()
-def cancel(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) -> int:
-    """Tell the server that a call was sent to that it shall stop.
+def cancel(
+    call_id: CallId,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill the server's process, with everything that it is at; it starts anew.")
+    ] = False,
+    workspace: ServedWorkspace = None,
+    name: GatewayName = None,
+    as_json: Json = False,
+) -> int:
+    """Tell the server that a call was sent to that it shall stop; or stop it.
 
     `cancelled` means that it was told, not that nothing happened. A tool of your own toolbox was stopped already, so
-    there nobody is told.
+    there nobody is told. With --kill the server behind a gateway is killed, with every process that it started: each
+    call that it was at ends there, and may or may not have happened.
 
     \b
       ztrio pending cancel pc_abcdefghijklmnop
+      ztrio pending cancel pc_abcdefghijklmnop --kill
 
     Exits with 1 if it could not be told.
     """
     from ztrio.management import frames
 
-    answer = _ask(workspace, frames.Cancel(call_id))
+    answer = _ask(workspace, name, frames.Cancel(call_id, kill))
     if as_json:
         write_json(answer)
     else:
@@ -112,7 +131,8 @@ def cancel(call_id: CallId, workspace: Workspace = HERE, as_json: Json = False) 
 def release(
     call_id: CallId,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the audit.")],
-    workspace: Workspace = HERE,
+    workspace: ServedWorkspace = None,
+    name: GatewayName = None,
     as_json: Json = False,
 ) -> int:
     """Settle a call on your word: you have looked, and know what became of it.
@@ -122,7 +142,7 @@ def release(
     """
     from ztrio.management import frames
 
-    _show_call(_ask(workspace, frames.Release(call_id, reason)), as_json=as_json)
+    _show_call(_ask(workspace, name, frames.Release(call_id, reason)), as_json=as_json)
     return OK
 
 
@@ -135,7 +155,8 @@ def reconcile(
         typer.Argument(metavar="[KEY=VALUE]...", help="Its arguments, as in `ztrio call`.", show_default=False),
     ] = None,
     session: Annotated[str, typer.Option("--session", metavar="NAME", help="Session that is read.")] = "default",
-    workspace: Workspace = HERE,
+    workspace: ServedWorkspace = None,
+    name: GatewayName = None,
     as_json: Json = False,
 ) -> int:
     """Look with a tool that only reads; when it succeeds, the call counts as settled.
@@ -147,10 +168,9 @@ def reconcile(
     """
     from ztrio.management import frames
     from ztrio_cli.arguments import parse_arguments
-    from ztrio_cli.operator import Operator
-    from ztrio_cli.workspace import checked_workspace
+    from ztrio_cli.operator import reach
 
-    with Operator(checked_workspace(workspace)) as operator:
+    with reach(workspace, name) as operator:
         schema = operator.ask(frames.Tool(tool))["input_schema"]
         arguments = parse_arguments(pairs or (), schema)
         if "session" in arguments:
@@ -165,6 +185,10 @@ def reconcile(
     return FAILED if call.get("gating") else OK
 
 
+for _command in (status, retry, replay):
+    pending.command()(_command)
+
+
 def reload(workspace: Workspace = HERE, as_json: Json = False) -> int:
     """Let a running server load its toolbox anew.
 
@@ -176,7 +200,7 @@ def reload(workspace: Workspace = HERE, as_json: Json = False) -> int:
     """
     from ztrio.management import frames
 
-    answer = _ask(workspace, frames.Reload())
+    answer = _ask(workspace, None, frames.Reload())
     if as_json:
         write_json(answer)
     else:
@@ -184,11 +208,10 @@ def reload(workspace: Workspace = HERE, as_json: Json = False) -> int:
     return OK
 
 
-def _ask(workspace: Path, request: Any) -> dict[str, Any]:
-    from ztrio_cli.operator import Operator
-    from ztrio_cli.workspace import checked_workspace
+def _ask(workspace: Path | None, name: str | None, request: Any) -> dict[str, Any]:
+    from ztrio_cli.operator import reach
 
-    with Operator(checked_workspace(workspace)) as operator:
+    with reach(workspace, name) as operator:
         return operator.ask(request)
 
 
