@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ztrio_bench import headline
 from ztrio_bench.cases import CASES, METRICS
+from ztrio_bench.documents import put
 from ztrio_bench.plots import save
 from ztrio_bench.report import Report, load
 from ztrio_bench.table import environment_line, figure, main_metric, ratio, remarks, unit
@@ -74,22 +75,6 @@ def readme(reports: Sequence[Report]) -> Iterator[str]:
     yield "still running 3.5 seconds later, or that the caller hung. pebble and trio-parallel are process pools: they"
     yield "know no files, no sessions and no commit, and use a worker again, so their calls cost less. What is compared"
     yield "with what, all distributions, and how to repeat it: [docs/benchmarks.md](docs/benchmarks.md)."
-
-
-def put(document: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace what stands between the two marks of a name.
-
-    Raises:
-        ValueError: the document does not have them.
-    """
-    begin, end = f"<!-- {name}: begin", f"<!-- {name}: end -->"
-    text = document.read_text()
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"{document.name} has no marks for {name}: {begin} … --> and {end}")
-    head, _, rest = text.partition(begin)
-    words, _, rest = rest.partition("\n")
-    _, _, tail = rest.partition(end)
-    document.write_text("\n".join([head + begin + words, "", *lines, "", end + tail]))
 
 
 def newest() -> list[Path]:

@@ -6,8 +6,9 @@ library version, peers may need another Python, and one that hangs can be ended 
 
     runner, check                       rounds in turn, and the gate
     process, subjects, venvs            starting drivers, with what they need
-    table, plots                        what people look at
+    table, plots, headline, documents   what people look at
     report, statistics, environment     what is kept
+    gateway                             `ztrio wrap` beside other proxies of MCP, measured from one raw client
     drivers                             the other side of the protocol; without ztrio's libraries, except one
     cases, workload                     what is done; standard library only
 """

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import figures
 from tests.bench.conftest import MakeReport, result
 from ztrio_bench import headline, report
+from ztrio_bench.documents import put
 from ztrio_bench.report import Report
 
 
@@ -93,4 +94,4 @@ def test_documents_and_plots_are_filled_from_a_record(
     assert "**success latency, trivial**: call to result, ms" in details
     readme.write_text("no marks\n")
     with pytest.raises(ValueError, match=r"README\.md has no marks for headline"):
-        figures.put(readme, "headline", [])
+        put(readme, "headline", [])

@@ -12,7 +12,7 @@ from ztrio_bench.gateway.record import Promise, Record
 from ztrio_bench.gateway.ways import WAYS
 from ztrio_bench.table import figure, ratio
 
-__all__ = ["found", "how", "markdown", "show", "title"]
+__all__ = ["factor", "found", "how", "markdown", "show", "title"]
 
 TRIPS = ("", "n", "p50", "p95", "p99", "mean", "÷ direct", "spread", "")
 PROMISES = ("promised", "", "found", "")
@@ -21,6 +21,11 @@ PROMISES = ("promised", "", "found", "")
 def title(way: str) -> str:
     """A way's name in print."""
     return WAYS[way].title if way in WAYS else way
+
+
+def factor(value: float) -> str:
+    """A ratio with two digits behind the point while that tells apart what is promised from what is not."""
+    return f"{value:.2f}" if value < 10 else ratio(value)
 
 
 def how(record: Record) -> str:
@@ -44,7 +49,7 @@ def _trips(record: Record, server: str) -> Iterator[Sequence[str]]:
         times = trip.times
         cells = [figure("latency", value) for value in (times.p50, times.p95, times.p99, times.mean)]
         other = compared.get(trip.way)
-        spread = ["", ""] if other is None else [ratio(other.median), f"{ratio(other.low)} … {ratio(other.high)}"]
+        spread = ["", ""] if other is None else [factor(other.median), f"{factor(other.low)} … {factor(other.high)}"]
         yield (title(trip.way), str(times.n), *cells, *spread, "")
 
 
