@@ -4,11 +4,11 @@
     wrap                `ztrio wrap`, with its journal in a file
     fastmcp             FastMCP's proxy, with one session
     mcp-proxy           mcp-proxy as its users run it. It has no mode with stdio on both sides, so there are two of it,
-                        one with the server behind it and one in front, and Streamable HTTP of this machine in between
+                        one with the server behind it and one in front, and its default transport, SSE, in between
     mcp-proxy-core      what mcp-proxy proxies with, put between two pipes by a script of a few lines: no command of it
                         does that, but it is what a proxy costs that is made as the SDK suggests
 
-Peers get what is quickest for them: one session that stays, no log, the transport of theirs that took less here.
+Peers get what is quickest for them: one session that stays, no log, the transport that takes less.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ztrio_bench.subjects import Subject
 __all__ = ["DIRECT", "WAYS", "WRAP", "Way", "open_way"]
 
 _START: Final = 60.0  # seconds for what listens to listen
+_HERE: Final = "127.0.0.1"
 
 Words = Sequence[str]
 
@@ -89,12 +90,11 @@ WAYS: Final = {
         Way(
             name="mcp-proxy",
             title="mcp-proxy",
-            text="as its users run it: two of it, with Streamable HTTP between them, since it has no mode with stdio "
-            "on both sides",
+            text="as its users run it: two of it, with SSE between them, since it has no mode with stdio on both "
+            "sides",
             package=_MCP_PROXY,
             command=lambda python, _server, port: [
-                *(python, "-m", "mcp_proxy", "--log-level", "ERROR"),
-                *("--transport", "streamablehttp", f"http://127.0.0.1:{port}/mcp"),
+                *(python, "-m", "mcp_proxy", "--log-level", "ERROR", f"http://{_HERE}:{port}/sse"),
             ],
             beside=lambda python, server, port: [
                 *(python, "-m", "mcp_proxy", "--log-level", "ERROR", "--pass-environment", "--port", str(port)),
@@ -156,7 +156,7 @@ def open_way(
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_HERE, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -165,7 +165,7 @@ def _await_listener(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            socket.create_connection((_HERE, port), 1.0).close()
         except OSError:
             time.sleep(0.05)
         else:
