@@ -90,8 +90,7 @@ WAYS: Final = {
         Way(
             name="mcp-proxy",
             title="mcp-proxy",
-            text="as its users run it: two of it, with SSE between them, since it has no mode with stdio on both "
-            "sides",
+            text="as its users run it: two of it, with SSE between them, since it has no mode with stdio on both sides",
             package=_MCP_PROXY,
             command=lambda python, _server, port: [
                 *(python, "-m", "mcp_proxy", "--log-level", "ERROR", f"http://{_HERE}:{port}/sse"),
