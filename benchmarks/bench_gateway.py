@@ -24,7 +24,7 @@ import trio
 from rich.console import Console
 
 from ztrio_bench.environment import describe
-from ztrio_bench.gateway.client import Failed
+from ztrio_bench.gateway.client import Failed, last_words
 from ztrio_bench.gateway.late import late_responses, timeouts
 from ztrio_bench.gateway.record import Record, Trip, encode, promises, ratios
 from ztrio_bench.gateway.seam import seam
@@ -63,6 +63,7 @@ def main(words: list[str]) -> int:
                     found[name] = measure()
                 except Failed as failure:
                     record.notes.append(f"{name}: {failure}")
+                    say(f"{name}: {failure}\n{last_words(Path(folder, name))}")
     say("")
     record = attrs.evolve(record, **found)
     record.promises.extend(promises(record))
@@ -106,7 +107,7 @@ def _names(known: list[str], text: str) -> list[str]:
 
 def _say(text: str, *, terminal: bool) -> None:
     """Progress: one line that is written over, or lines where nobody sees that."""
-    sys.stderr.write(f"\r\x1b[K{text}" if terminal else f"{text}\n" if text else "")
+    sys.stderr.write(f"\r\x1b[K{text}" + "\n" * text.count("\n") if terminal else f"{text}\n" if text else "")
     sys.stderr.flush()
 
 

@@ -19,11 +19,12 @@ from typing import Any, Final, Self
 
 from ztrio_bench.drivers.kit import now
 
-__all__ = ["Client", "Failed", "open_client"]
+__all__ = ["Client", "Failed", "last_words", "open_client"]
 
 _START: Final = 60.0  # seconds for the first answer: a proxy first starts a server, and some import for seconds
 _ANSWER: Final = 20.0  # seconds for any other
 _END: Final = 5.0  # seconds for a process to end by itself when its input has
+_LOG: Final = "stderr.log"
 _HELLO: Final = {
     "protocolVersion": "2025-11-25",
     "capabilities": {},
@@ -58,7 +59,7 @@ class Client:
     @classmethod
     def start(cls, command: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> Self:
         """Start the process in the folder; what it says on stderr goes into a file there."""
-        with (folder / "stderr.log").open("ab") as log:
+        with (folder / _LOG).open("ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -163,6 +164,15 @@ class Client:
         if not chunk:
             raise Failed("it closed its output")
         return chunk
+
+
+def last_words(folder: Path) -> str:
+    """What a process that was started in the folder said last on stderr; for the screen, since it may name paths."""
+    try:
+        lines = (folder / _LOG).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1][:300] if lines else ""
 
 
 def _line(message: Mapping[str, object]) -> bytes:

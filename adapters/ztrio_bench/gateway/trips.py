@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from ztrio_bench.gateway.client import Client, Failed
+from ztrio_bench.gateway.client import Client, Failed, last_words
 from ztrio_bench.gateway.record import Distribution, Trip
 from ztrio_bench.gateway.servers import Server
 from ztrio_bench.gateway.ways import Way, open_way
@@ -68,6 +68,7 @@ def round_trips(
                 clients[way.name].ask("tools/list", {})  # as every client does, and some proxies have to
             except Failed as failure:
                 broken[way.name] = str(failure)
+                say(f"{server.name}: {way.name} does not start: {failure}\n{last_words(place)}")
         for number in range(rounds):
             say(f"{server.name}: round {number + 1} of {rounds}")
             for name in turns([way.name for way in ways], number):
@@ -77,6 +78,7 @@ def round_trips(
                     found[name].append(_turn(clients[name], server, calls))
                 except Failed as failure:
                     broken[name] = str(failure)
+                    say(f"{server.name}: {name} broke: {failure}\n{last_words(folder / f'{server.name}-{name}')}")
     return [
         Trip(server=server.name, way=way.name, reason=broken[way.name])
         if way.name in broken
