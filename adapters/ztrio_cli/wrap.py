@@ -3,34 +3,21 @@
 Everything before `--` is ours and everything behind it the server's, untouched. The two are parted before options are
 read, so neither a server's `--name` is taken for ours nor a forgotten `--` for a server.
 
-An MCP client starts this command whenever it starts, and waits for it. So nothing is imported that a gateway does not
-need, least of all the MCP SDK.
+Here is what it takes, and its help. What it does is in `wrap_run`, which a command line that has no mistake in it
+reaches without this module.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from ztrio_cli.console import FAILED, USAGE, Complaint, note, one_line
-
-if TYPE_CHECKING:
-    from ztrio.store import Store
-    from ztrio_cli.instances import Instance
-    from ztrio_mcp.gateway.settings import GatewaySettings
+from ztrio_cli.wrap_words import DASHES, Wrap
 
 __all__ = ["WrapCommand", "wrap"]
-
-_DASHES: Final = "--"
-_EXAMPLE: Final = "ztrio wrap -- npx -y some-server"
 
 
 class WrapCommand(TyperCommand):
@@ -38,7 +25,7 @@ class WrapCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options in front of the first `--`; leave the rest in `ctx.args`."""
-        parted = args.index(_DASHES) if _DASHES in args else len(args)
+        parted = args.index(DASHES) if DASHES in args else len(args)
         super().parse_args(ctx, args[:parted])
         ctx.args = args[parted + 1 :]
         return list(ctx.args)
@@ -173,93 +160,30 @@ def wrap(
     Exit status:
       0 the client is gone   128 + signal   1 failed   2 the command line or the file is wrong, nothing was started
     """
-    return _run(
-        context.args,
-        name=name,
-        config=config,
-        options={
-            "gate": gate,
-            "timeout": timeout,
-            "idle-timeout": idle_timeout,
-            "max-timeout": max_timeout,
-            "concurrency": concurrency,
-            "queue": queue,
-            "queue-timeout": queue_timeout,
-            "forward-cancel": forward_cancel,
-            "on-expire": on_expire,
-            "on-reset": on_reset,
-            "late-results": late_results,
-            "journal-sync": journal_sync,
-            "start-timeout": start_timeout,
-            "health-interval": health_interval,
-        },
-        log_level=log_level,
-        as_json=as_json,
+    from ztrio_cli.wrap_run import run
+
+    return run(
+        Wrap(
+            command=tuple(context.args),
+            name=name,
+            config=config,
+            log_level=log_level,
+            as_json=as_json,
+            settings={
+                "gate": gate,
+                "timeout": timeout,
+                "idle-timeout": idle_timeout,
+                "max-timeout": max_timeout,
+                "concurrency": concurrency,
+                "queue": queue,
+                "queue-timeout": queue_timeout,
+                "forward-cancel": forward_cancel,
+                "on-expire": on_expire,
+                "on-reset": on_reset,
+                "late-results": late_results,
+                "journal-sync": journal_sync,
+                "start-timeout": start_timeout,
+                "health-interval": health_interval,
+            },
+        )
     )
-
-
-def _run(
-    words: list[str], *, name: str | None, config: Path | None, options: dict[str, Any], log_level: str, as_json: bool
-) -> int:
-    import attrs
-    import structlog
-
-    from ztrio.errors import ZtrioError
-    from ztrio_cli.instances import check_name, take
-    from ztrio_cli.logs import configure_logging
-    from ztrio_cli.redaction import load_soon
-    from ztrio_cli.wrap_settings import read_settings
-
-    try:
-        if not words or not words[0]:
-            raise Complaint("USAGE", f"give the server's command after --, as in: {_EXAMPLE}", status=USAGE)
-        configure_logging(log_level, as_json=as_json)
-        # Whatever is wrong with them is said before a directory is made for the name.
-        settings = read_settings(options, config, name="unnamed" if name is None else check_name(name))
-        log = structlog.get_logger("ztrio")
-        load_soon()
-        with take(name, words, _here()) as instance:
-            # No arguments: they may hold secrets.
-            log.info(
-                "wrapping", name=instance.name, program=words[0], gate=str(settings.gate), state=str(instance.folder)
-            )
-            status = _serve(words, attrs.evolve(settings, name=instance.name), instance, log.warning)
-    except (ZtrioError, Complaint) as error:
-        # Not on stdout, whatever the format: the client would take it for a frame.
-        note(json.dumps({"error": error.as_dict()}) if as_json else f"error: {error.code}: {one_line(error.message)}")
-        return error.status if isinstance(error, Complaint) else FAILED
-    log.info("ended", status=status)
-    return status
-
-
-def _here() -> Path:
-    """The working directory, which may have been removed."""
-    try:
-        return Path(os.getcwd())  # noqa: PTH109 - what the server gets
-    except OSError:
-        return Path()
-
-
-def _serve(words: list[str], settings: GatewaySettings, instance: Instance, say: Callable[..., object]) -> int:
-    """Stand between the client on stdin and stdout and the server until one is gone for good; the exit status."""
-    from ztrio_cli.redaction import redact
-    from ztrio_mcp.gateway.gateway import run_wrap
-
-    return run_wrap(
-        tuple(words),
-        settings,
-        instance=instance.folder,
-        open_store=partial(_opened, instance.store),
-        journal=instance.journal,
-        notify=say,
-        redact=redact,
-    )
-
-
-@asynccontextmanager
-async def _opened(file: Path) -> AsyncIterator[Store]:
-    """The store of an instance. Its lock is the instance's."""
-    from ztrio_sql import open_store
-
-    async with open_store(file) as store:
-        yield store

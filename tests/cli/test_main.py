@@ -92,7 +92,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def defect(**_: object) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(main_module, "app", defect)
+    monkeypatch.setattr("ztrio_cli.app.app", defect)
     with pytest.raises(ZeroDivisionError):
         main_module.main(["demo"])
 
@@ -103,7 +103,7 @@ def test_interrupted_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module, "app", interrupted)
+    monkeypatch.setattr("ztrio_cli.app.app", interrupted)
     assert main_module.main(["audit"]) == 130
 
 
