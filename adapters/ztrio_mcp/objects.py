@@ -1,7 +1,7 @@
 """JSON objects taken apart one level deep: what is not looked at keeps its bytes.
 
-msgspec does this without copying, and refuses one thing that JSON allows: an escaped lone surrogate (`"\\ud800"`), which
-no UTF-8 text can carry. JavaScript's strings hold such things, so they do turn up, and a call must not be lost over one:
+msgspec does this without copying, and refuses one thing that JSON allows: the escape of a lone surrogate, which no
+UTF-8 text can carry. JavaScript's strings hold such things, so they do turn up, and a call must not be lost over one:
 those objects are read by the standard library and their values written out again.
 """
 

@@ -34,8 +34,8 @@ _ITEM_KEYS: Final = frozenset({"tool", "arguments", "timeout", "reconciles"})
 BATCH_TOOL: Final[dict[str, Any]] = {
     "name": BATCH,
     "title": "Run several calls",
-    "description": "Run up to 64 calls of this server's tools at once, and learn of each what became of it. `unresolved` "
-    "lists the calls of which nobody knows whether they happened: do not repeat these blindly.",
+    "description": "Run up to 64 calls of this server's tools at once, and learn of each what became of it. "
+    "`unresolved` lists the calls of which nobody knows whether they happened: do not repeat these blindly.",
     "inputSchema": {
         "type": "object",
         "properties": {

@@ -18,11 +18,13 @@ import trio
 from ztrio.calls import LOCAL, CallContext
 from ztrio.errors import InvalidArguments, ZtrioError
 from ztrio.pending import open_lineage, seal_lineage
+from ztrio_mcp import jsonrpc
 from ztrio_mcp.client import Client, ClientRequest
 from ztrio_mcp.gateway.batch import BatchError
 from ztrio_mcp.gateway.eras import CrossEra
 from ztrio_mcp.gateway.own_tools import OWN_TOOLS, OwnTools
-from ztrio_mcp.gateway.seam import CallRequest, Reply, Seam
+from ztrio_mcp.gateway.seam import Reply, Seam
+from ztrio_mcp.gateway.story import CallRequest
 from ztrio_mcp.gateway.wire import CALL_ID_META, CallParams, decode_call, shape_of, with_meta
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR
 from ztrio_mcp.objects import encode_fields, fields_of, raw
@@ -135,7 +137,10 @@ class ToolCalls:
         reply = await self._seam.call(CallRequest(params=params), context)
         if reply.answer.result is None:
             raise BatchError(jsonrpc.decode(_error_of(reply)))
-        return _plain(self._result(reply, None, context))
+        result = jsonrpc.decode(self._result(reply, None, context))
+        if not isinstance(result, dict):
+            raise BatchError({"code": INTERNAL_ERROR, "message": f"The answer of {reply.call_id} is no result."})
+        return result
 
     # ---- results
 

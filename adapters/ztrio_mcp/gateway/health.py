@@ -1,8 +1,8 @@
 """Whether a server that is silent is alive: a ping now and then, which never costs a call.
 
 A server that has calls to do may be too busy to answer, and to restart it then would make every one of them unknown. So
-while it is busy a ping that fails only marks it `degraded`; it is restarted when it has nothing to do and still does not
-answer. Calls count for that, and never idle streams. What is heard from it, whatever it is, counts as a ping answered.
+while it is busy a ping that fails only marks it `degraded`; it is restarted when it has nothing to do and still does
+not answer. Calls count for that, and never idle streams. Whatever is heard from it counts as a ping answered.
 """
 
 from __future__ import annotations

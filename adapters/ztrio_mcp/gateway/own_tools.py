@@ -43,9 +43,9 @@ class OwnTools:
         self._desk = desk
         self._held = held
         self._batch = batch
-        self._answers: dict[str, Callable[[str, CallContext, dict[str, Any]], Awaitable[dict[str, Any]]]] = {
-            name: self._pending for name in PENDING_TOOLS
-        }
+        self._answers: dict[str, Callable[[str, CallContext, dict[str, Any]], Awaitable[dict[str, Any]]]] = (
+            dict.fromkeys(PENDING_TOOLS, self._pending)
+        )
         self._answers[BATCH] = self._run_batch
 
     async def call(self, name: str, arguments: msgspec.Raw | None, context: CallContext) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """One frame's passage: from the writer's queue to the end of the caller's wait, and what the caller is told then.
 
-Who ended the wait decides what the call becomes, and is known from facts and not from exceptions: a response (`answer`),
-the proof that the process is dead (`death`), a frame that could not be written any more (`unsendable`), the limit
-(`limit.cancelled_caught`), or else the caller's own scope, whose `Cancelled` passes through here.
+Who ended the wait decides what the call becomes, and is known from facts and not from exceptions: a response
+(`answer`), the proof that the process is dead (`death`), a frame that could not be written any more (`unsendable`), the
+limit, or else the caller's own scope, whose `Cancelled` passes through here.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _timeout(value: Any) -> float | None:
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (0 < value and math.isfinite(value)):
+    if not number or value <= 0 or not math.isfinite(value):
         raise InvalidArguments(f"{TIMEOUT_META} is a number of seconds, above zero. Nothing was sent.")
     return float(value)
 
