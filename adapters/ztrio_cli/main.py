@@ -1,7 +1,6 @@
 """The `ztrio` command: how a command line is read and how every command ends.
 
-Errors are one line with a code, or one JSON object where `--json` is given; typer's own boxes are not used. A plain
-`ztrio wrap` is read without typer, because a client waits for it, and that saves a quarter of a second.
+Errors are one line with a code, or one JSON object where `--json` is given; typer's own boxes are not used.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from ztrio_cli.console import (
     open_missing_streams,
     report,
 )
-from ztrio_cli.wrap_words import plain_words
 
 __all__ = ["main"]
 
@@ -73,10 +71,6 @@ def _run(words: list[str]) -> int:
 
 
 def _command(words: list[str]) -> object:
-    if words[0] == "wrap" and (plain := plain_words(words[1:])) is not None:
-        from ztrio_cli.wrap_run import run
-
-        return run(plain)
     from ztrio_cli.app import app
 
     return app(args=words, prog_name="ztrio", standalone_mode=False)

@@ -3,8 +3,7 @@
 Everything before `--` is ours and everything behind it the server's, untouched. The two are parted before options are
 read, so neither a server's `--name` is taken for ours nor a forgotten `--` for a server.
 
-Here is what it takes, and its help. What it does is in `wrap_run`, which a command line that has no mistake in it
-reaches without this module.
+Here is what it takes, and its help; what it does is in `wrap_run`.
 """
 
 from __future__ import annotations

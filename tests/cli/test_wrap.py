@@ -16,8 +16,6 @@ import attrs
 import pytest
 import structlog
 import typer
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from tests.cli.conftest import Command
 from ztrio.errors import StoreUnavailable
@@ -25,7 +23,6 @@ from ztrio.pending.reasons import Mode
 from ztrio_cli.app import app
 from ztrio_cli.instances import take
 from ztrio_cli.wrap_settings import LIMITS, SETTINGS
-from ztrio_cli.wrap_words import Wrap, plain_words
 from ztrio_mcp.gateway.settings import GatewaySettings, ToolLimits
 
 ROOT = Path(__file__).parents[2]
@@ -203,52 +200,6 @@ def test_arguments_are_not_logged(cli: Command, gateway: Gateway, state: Path) -
     assert ["wrapping", "ended"] == [entry["event"] for entry in gateway.logged]
     assert "S3CR3T" not in f"{gateway.logged}{ran.err}"
     assert not [path for path in state.rglob("*") if path.is_file() and b"S3CR3T" in path.read_bytes()]
-
-
-PLAIN = ["7", "0", "1.5", "off", "warn", "hold", "power", "explicit", "mail", "./x.toml", "debug"]
-ODD = ["-1", "nan", "", "1e3", "--gate", "--", "-h", "--name=x", "--gate=off", "-", "x y"]
-
-
-OURS = st.sampled_from(sorted(f"--{key}" for key in (*LIMITS, *SETTINGS, "name", "config", "log-level")))
-FLAGS = st.sampled_from(["--late-results", "--no-late-results", "--json"])
-
-
-@given(
-    st.lists(
-        st.tuples(OURS, st.sampled_from(PLAIN)) | st.tuples(FLAGS) | st.tuples(OURS, st.sampled_from(ODD)), max_size=3
-    ),
-    st.lists(st.sampled_from(["npx", "--", "--name", "-h"]), max_size=3),
-)
-def test_what_is_read_quickly_is_read_the_same(pairs: list[tuple[str, ...]], theirs: list[str]) -> None:
-    """A command line that is plain enough to be read without typer is read as typer reads it."""
-    ours = [word for pair in pairs for word in (["=".join(pair)] if len(pair[-1]) % 2 else pair)]
-    plain = plain_words([*ours, "--", *theirs])
-    assume(plain is not None)
-    assert plain is not None
-    with pytest.MonkeyPatch.context() as patch:
-        read: list[Wrap] = []
-        patch.setattr("ztrio_cli.wrap_run.run", read.append)
-        app(args=["wrap", *ours, "--", *theirs], prog_name="ztrio", standalone_mode=False)
-    [slowly] = read
-    assert plain == slowly._replace(settings={k: v for k, v in slowly.settings.items() if v is not None})
-
-
-def test_what_clients_have_in_their_configurations_is_plain() -> None:
-    """Every option is read without typer where it has a plain value, and all of them together are."""
-    values = {**dict.fromkeys([*LIMITS, "queue-timeout", "start-timeout", "health-interval"], "5.5")}
-    values |= {"concurrency": "3", "queue": "3", "gate": "warn", "forward-cancel": "never", "on-expire": "open"}
-    values |= {
-        "on-reset": "hold",
-        "journal-sync": "power",
-        "name": "mail",
-        "config": "/etc/x.toml",
-        "log-level": "debug",
-    }
-    words = [word for key, value in values.items() for word in (f"--{key}", value)]
-    plain = plain_words([*words, "--late-results", "--json", "--", "npx"])
-    assert plain is not None
-    assert {*LIMITS, *SETTINGS} == plain.settings.keys()
-    assert ("mail", Path("/etc/x.toml"), "debug", True) == (plain.name, plain.config, plain.log_level, plain.as_json)
 
 
 # What runs in a process of its own, with a gateway that says what it finds.
