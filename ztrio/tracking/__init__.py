@@ -5,6 +5,8 @@
     cancelling              telling an upstream
     tracker                 commands and what follows from them; expiry
     callers, recording      whose calls; what of them is in the store
+    journal, journalled     sent writes in a file; a store that has its journal there
+    journal_format          the lines of that file
     writing, telling        write-behind; the words of audit, log and store
     notices                 what a log is told, and how often
 
