@@ -22,6 +22,7 @@ from ztrio.pending.transitions import ActivityRow, JournalRow
 __all__ = [
     "FINAL",
     "MAX_ACTIVITY",
+    "MAX_SEQ",
     "OPEN",
     "ActivityRow",
     "BlockerWrite",
@@ -40,6 +41,9 @@ FINAL: Final = tuple(state.value for state in State if state.terminal)
 
 MAX_ACTIVITY: Final = 4096
 """Activity rows kept of each principal, the newest."""
+
+MAX_SEQ: Final = 2**63 - 1
+"""The greatest sequence number that a store can hold."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,12 +89,18 @@ class PendingWrite:
         blocker: What happened to the calls of a blocker.
         put: The journal row to write, or to write anew.
         drop: Ids of journal rows to remove.
+        until: The newest sequence number that a row may have which is removed: one of a call that was sent anew is not.
     """
 
     row: ActivityRow | None = None
     blocker: BlockerWrite | None = None
     put: JournalRow | None = None
     drop: tuple[str, ...] = ()
+    until: int = MAX_SEQ
+
+    def removes(self, row: JournalRow) -> bool:
+        """Whether a row of the journal goes with this."""
+        return row.call_id in self.drop and row.seq <= self.until
 
 
 @attrs.frozen(kw_only=True)

@@ -47,7 +47,8 @@ class MemoryActivity:
             if write.blocker is not None:
                 self._settle(write.blocker)
             for call_id in write.drop:
-                self._journal.pop(call_id, None)
+                if call_id in self._journal and write.removes(self._journal[call_id]):
+                    del self._journal[call_id]
             if write.put is not None:
                 self.append(write.put)
 

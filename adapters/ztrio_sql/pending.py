@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from ztrio.activity import (
     FINAL,
     MAX_ACTIVITY,
+    MAX_SEQ,
     OPEN,
     ActivityRow,
     BlockerWrite,
@@ -64,7 +65,11 @@ _JOURNAL: Final = Prepared(
     upsert(pending_journal, "call_id", _whole, lambda new: new.seq >= pending_journal.c.seq), pending_journal.c.keys()
 )
 _JOURNAL_IS: Final = upsert(pending_journal, "call_id", _whole, lambda _: sa.true())
-_DROP: Final = Prepared(sa.delete(pending_journal).where(pending_journal.c.call_id == sa.bindparam("dropped")))
+_DROP: Final = Prepared(
+    sa.delete(pending_journal).where(
+        pending_journal.c.call_id == sa.bindparam("dropped"), pending_journal.c.seq <= sa.bindparam("until")
+    )
+)
 _JOURNALLED: Final = sa.select(pending_journal.c.call_id)
 _ROWS: Final = sa.select(*(activity.c[field.name] for field in attrs.fields(ActivityRow)))
 _OPEN_ROWS: Final = _ROWS.where(activity.c.pending_state.in_(OPEN))
@@ -123,7 +128,7 @@ class WritePending(_Base):
             if write.blocker is not None:
                 _settle(transaction, write.blocker)
             for call_id in write.drop:
-                transaction.change(_DROP, dropped=call_id)
+                transaction.change(_DROP, dropped=call_id, until=write.until)
             if write.put is not None:
                 transaction.change(_JOURNAL, **_journal_values(write.put))
 
@@ -148,7 +153,7 @@ class ResyncPending(_Base):
         true = {row.call_id for row in snapshot.journal}
         for call_id in transaction.execute(_JOURNALLED).scalars().all():
             if call_id not in true:
-                transaction.change(_DROP, dropped=call_id)
+                transaction.change(_DROP, dropped=call_id, until=MAX_SEQ)
         for entry in snapshot.journal:
             transaction.execute(_JOURNAL_IS, **_journal_values(entry))
         for principal in transaction.execute(_PRINCIPALS).scalars().all():

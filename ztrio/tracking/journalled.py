@@ -115,7 +115,10 @@ class JournalledStore:
         """What the writes come to: rows to write first, and rows, as they are in the file now, to remove at last."""
         net: dict[str, JournalRow | None] = {}
         for write in writes:
-            net.update(dict.fromkeys(write.drop))
+            for call_id in write.drop:
+                old = net[call_id] if call_id in net else self._journal.get(call_id)
+                if old is not None and write.removes(old):
+                    net[call_id] = None
             row = write.put
             if row is not None:
                 old = net[row.call_id] if row.call_id in net else self._journal.get(row.call_id)

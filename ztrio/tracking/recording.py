@@ -80,7 +80,7 @@ class Records:
                 row = activity_row(transition, wall=wall)
         if row is not None or blocker is not None or put is not None or drop:
             ack = (call_id, transition.seq) if row is not None or blocker is not None else None
-            self._writer.put(PendingWrite(row=row, blocker=blocker, put=put, drop=drop), ack)
+            self._writer.put(PendingWrite(row=row, blocker=blocker, put=put, drop=drop, until=transition.seq), ack)
 
     def _snapshot(self) -> tuple[PendingSnapshot, list[Ack]]:
         wall = self._wall()
