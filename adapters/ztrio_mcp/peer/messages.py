@@ -90,9 +90,9 @@ class Exchange:
     sent: bool = False
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Outgoing:
-    """A frame to be written.
+    """A frame to be written. Nobody changes it; it is not frozen because that would double what making one costs.
 
     Args:
         data: The whole line.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -137,7 +138,7 @@ class Peer:
         exchange = Exchange(
             id=number, method=method, on_response=on_response, on_ended=on_ended, on_progress=on_progress
         )
-        head = b'{"jsonrpc":"2.0","id":%d,"method":%b' % (number, raw(method))
+        head = b'{"jsonrpc":"2.0","id":%d,"method":%b' % (number, _method(method))
         exchanges.open[number] = exchange
         try:
             self._send(Outgoing(_line(head, b"params", params), claim, exchange))
@@ -161,7 +162,7 @@ class Peer:
             PeerClosed: the connection has ended.
             PeerQueueFull: too many frames wait.
         """
-        head = b'{"jsonrpc":"2.0","method":%b' % raw(method)
+        head = b'{"jsonrpc":"2.0","method":%b' % _method(method)
         self._send(Outgoing(_line(head, b"params", params)), front=front)
 
     def respond(self, id: Id | None, *, result: Encoded | None = None, error: Encoded | None = None) -> None:  # noqa: A002
@@ -235,6 +236,11 @@ class Peer:
             except OSError:
                 pass  # its owner has closed it already
         self._exchanges.end(self.ending)
+
+
+@lru_cache(maxsize=256)
+def _method(method: str) -> bytes:
+    return bytes(raw(method))
 
 
 def _line(head: bytes, key: bytes, value: Encoded | None) -> bytes:

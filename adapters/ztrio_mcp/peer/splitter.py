@@ -1,7 +1,7 @@
 """Bytes to lines of bounded length, without waiting.
 
-`ztrio_mcp.lines` gives one line per turn of a loop around a stream. Here a chunk becomes all its lines in one step, with
-the splitting done in C; a line that spans chunks is collected in place and handed out uncopied, so one of the greatest
+`ztrio_mcp.lines` gives one line per turn of a loop around a stream. Here a chunk becomes all its lines in one step, and
+C does the splitting; a line that spans chunks is collected in place and handed out uncopied, so one of the greatest
 length costs its length once. A line that is too long is thrown away as it comes: only its two ends are kept, which may
 tell which request it would have answered.
 """
