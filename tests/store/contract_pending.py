@@ -138,6 +138,16 @@ class PendingContract:
             assert ["write", "write", "newer"] == [each.tool for each in (await store.left_pending()).journal]
             assert 9 == (await store.left_pending()).revision
 
+    @pytest.mark.req("P60")
+    async def test_a_removal_that_comes_late(self, open_store: OpenStore) -> None:
+        """A removal takes no row that is newer than what it is about."""
+        async with open_store() as store:
+            store.append_pending_nowait(noted(1, seq=5))
+            await store.write_pending([PendingWrite(drop=("pc_1",), until=4)])
+            assert [noted(1, seq=5)] == list((await store.left_pending()).journal)
+            await store.write_pending([PendingWrite(drop=("pc_1",), until=5)])
+            assert [] == list((await store.left_pending()).journal)
+
     async def test_nothing_is_left_of_nothing(self, open_store: OpenStore) -> None:
         """A new store has neither rows nor a journal."""
         async with open_store() as store:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.contract_pending import noted, put, row
-from ztrio.activity import FINAL, OPEN, ActivityRow, BlockerWrite, PendingSnapshot, PendingWrite
+from ztrio.activity import FINAL, MAX_SEQ, OPEN, ActivityRow, BlockerWrite, PendingSnapshot, PendingWrite
 from ztrio.memory_activity import MemoryActivity
 from ztrio_sql import StoreReader, open_store
 from ztrio_sql.chain import Anchor
@@ -40,6 +40,7 @@ WRITES = st.builds(
     blocker=st.none() | BLOCKER_WRITES,
     put=st.none() | JOURNAL,
     drop=st.lists(NUMBERS.map("pc_{}".format), max_size=2).map(tuple),
+    until=st.just(MAX_SEQ) | REVISIONS,
 )
 SNAPSHOTS = st.builds(
     PendingSnapshot,
