@@ -30,11 +30,12 @@ from ztrio.opening import open_supervisor
 from ztrio.store import Store
 from ztrio.supervisor import Supervisor
 from ztrio.tools import Toolbox
+from ztrio_mcp.claimed import claimed_stdio
 from ztrio_mcp.frames import Call
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR
 from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
 from ztrio_mcp.server import McpServer
-from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, claimed_stdio, open_transport
+from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, open_transport
 
 __all__ = ["FAILURE_STATUS", "OpenStore", "run_stdio", "serve_stdio"]
 

@@ -16,11 +16,9 @@ error reply that does not fit into the queue is dropped and counted.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -33,48 +31,12 @@ from ztrio_mcp import jsonrpc
 from ztrio_mcp.frames import Call, Forward, FrameFilter, FrameStatistics, InFlight
 from ztrio_mcp.lines import Lines
 
-__all__ = ["FRAME_LIMIT", "StdioTransport", "TransportStatistics", "claimed_stdio", "open_transport"]
+__all__ = ["FRAME_LIMIT", "StdioTransport", "TransportStatistics", "open_transport"]
 
 FRAME_LIMIT: Final = 16 * 1024 * 1024
 """The longest line accepted, in bytes without its newline."""
 
 _QUEUE: Final = 128  # frames that may wait for the writer
-
-
-@contextmanager
-def claimed_stdio() -> Iterator[tuple[int, int]]:
-    """Take fds 0 and 1 for the wire: yields private duplicates, and puts the originals back at the end.
-
-    Meanwhile fd 0 is the null device and fd 1 is stderr (the null device where there is none).
-
-    Returns:
-        The file descriptors to read from and to write to; they belong to the caller.
-    """
-    saved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1)]
-    wire = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1)]
-    null = os.open(os.devnull, os.O_RDWR)
-    _flush_stdout()
-    try:
-        os.dup2(null, 0)
-        try:
-            os.dup2(2, 1)
-        except OSError:
-            os.dup2(null, 1)
-        yield wire[0], wire[1]
-    finally:
-        _flush_stdout()
-        for fd, original in enumerate(saved):
-            os.dup2(original, fd)
-            os.close(original)
-        os.close(null)
-
-
-def _flush_stdout() -> None:
-    """Let what was printed go where fd 1 points now, not where it will point later."""
-    try:
-        sys.stdout.flush()
-    except (AttributeError, OSError, ValueError):
-        pass  # there is no stdout, it is closed, or its reader is gone
 
 
 @attrs.frozen

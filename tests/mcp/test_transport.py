@@ -167,7 +167,7 @@ async def test_the_end_of_input_is_the_end_of_the_stream(ends: Ends) -> None:
 
 _CLAIM = """
 import os, sys
-from ztrio_mcp.stdio import claimed_stdio
+from ztrio_mcp.claimed import claimed_stdio
 print("before")
 with claimed_stdio() as (read_fd, write_fd):
     print("inside")
