@@ -79,7 +79,7 @@ def replay(data: bytes, path: Path) -> tuple[dict[str, tuple[JournalRow, bytes]]
                     rows.pop(call_id, None)
             else:
                 raise ValueError("neither a row nor a removal")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreRefused(
                 f"The journal {path} is damaged in line {number}: {error}. It was left as it is. It says which calls "
                 "were under way: look what became of them, then move it away.",
@@ -102,7 +102,7 @@ def foreign(path: Path, why: str) -> StoreRefused:
 def _check(head: bytes, path: Path, *, complete: bool) -> None:
     try:
         header = msgspec.json.decode(head, type=_Header)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if header is None or header.format != _FORMAT or not complete:
         raise foreign(path, "it does not begin like one")
