@@ -78,6 +78,7 @@ class Splitter:
     def _extend(self, piece: bytes) -> None:
         over = self._over
         if over is not None:
+            over.head = (over.head + piece[:SAMPLE])[:SAMPLE]
             over.tail = (over.tail + piece[-SAMPLE:])[-SAMPLE:]
             over.size += len(piece)
         elif len(self._start) + len(piece) <= self._limit:
