@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import struct
+import termios
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from ztrio_mcp.peer import Ending, Exchange, Id, Peer, Response
 
 CAPACITY = 64 * 1024  # bytes of a Linux pipe
+LARGE = b'"' + b"x" * (3 * CAPACITY) + b'"'  # a value that is more than the pipe holds
 
 
 @attrs.define
@@ -126,7 +130,8 @@ class Wire:
 
     async def take_all(self) -> bytes:
         """Everything that is written, until nothing more comes."""
-        data = b""
+        data = self.take()
+        await wait_all_tasks_blocked()
         while chunk := self.take():
             data += chunk
             await wait_all_tasks_blocked()
@@ -141,6 +146,10 @@ class Wire:
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self.given)
         await wait_all_tasks_blocked()
+
+    def over(self) -> str | None:
+        """Why `run` has returned, if it has."""
+        return None if self.ending is None else self.ending.reason
 
     async def run(self) -> None:
         self.ending = await self.peer.run()
@@ -164,3 +173,8 @@ def messages(data: bytes) -> list[Any]:
 
 def answer(number: int, result: bytes = b"{}") -> bytes:
     return b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (number, result)
+
+
+def in_the_pipe(fd: int | None) -> int:
+    assert fd is not None
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0])
