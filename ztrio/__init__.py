@@ -10,7 +10,7 @@ Layers, each importing only what stands below it:
                                         what decides its effects, and those of calls repeated or cut short
     jobs                                a call in flight
     findings, tracking                  what was left of those, in words; calls that nobody knows about, under trio
-    publication, workers, memory_activity, memory_store, sessions, limits, audit_file, policy
+    publication, workers, upstream, memory_activity, memory_store, sessions, limits, audit_file, policy
     store, locks
     activity                            what is stored of pending calls
     reloading                           a toolbox again, from disk
@@ -55,6 +55,7 @@ from ztrio.errors import (
     UnknownCall,
     Unresolved,
     UnsupportedPlatform,
+    UpstreamUnavailable,
     WorkerFailed,
     ZtrioError,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "UnknownCall",
     "Unresolved",
     "UnsupportedPlatform",
+    "UpstreamUnavailable",
     "View",
     "WorkerFailed",
     "ZtrioError",

@@ -41,6 +41,7 @@ __all__ = [
     "UnknownCall",
     "Unresolved",
     "UnsupportedPlatform",
+    "UpstreamUnavailable",
     "WorkerFailed",
     "ZtrioError",
 ]
@@ -160,6 +161,12 @@ class NotSent(ZtrioError):
     """The call ended before anything of it was sent, see `details["phase"]`; nothing happened. Safe to repeat."""
 
     codes = ("NOT_SENT",)
+
+
+class UpstreamUnavailable(ZtrioError):
+    """The server behind the gateway does not run, or cannot be talked to. Nothing was sent."""
+
+    codes = ("UPSTREAM_UNAVAILABLE",)
 
 
 class CallGated(ZtrioError):
