@@ -72,7 +72,7 @@ def run(words: Wrap) -> int:
 
 
 def _serve(command: tuple[str, ...], settings: GatewaySettings, instance: Instance, say: Callable[..., object]) -> int:
-    from ztrio_mcp.gateway.gateway import run_wrap
+    from ztrio_mcp.gateway.running import run_wrap
 
     return run_wrap(
         command,

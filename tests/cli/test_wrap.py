@@ -60,9 +60,9 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     made = Gateway()
     monkeypatch.setattr("ztrio_cli.wrap_run.configure_logging", lambda *_args, **_options: None)
     monkeypatch.setattr("ztrio_cli.wrap_run.load_soon", lambda: None)
-    module: Any = ModuleType("ztrio_mcp.gateway.gateway")
+    module: Any = ModuleType("ztrio_mcp.gateway.running")
     module.run_wrap = made.run_wrap
-    monkeypatch.setitem(sys.modules, "ztrio_mcp.gateway.gateway", module)
+    monkeypatch.setitem(sys.modules, "ztrio_mcp.gateway.running", module)
     with structlog.testing.capture_logs() as made.logged:
         yield made
 
@@ -208,9 +208,9 @@ PROGRAM = """if True:
     def run_wrap(command, settings, **options):
         {body}
         return 7
-    module = types.ModuleType("ztrio_mcp.gateway.gateway")
+    module = types.ModuleType("ztrio_mcp.gateway.running")
     module.run_wrap = run_wrap
-    sys.modules["ztrio_mcp.gateway.gateway"] = module
+    sys.modules["ztrio_mcp.gateway.running"] = module
     from ztrio_cli.main import main
     sys.exit(main(sys.argv[1:]))"""
 

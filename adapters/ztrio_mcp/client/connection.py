@@ -234,7 +234,7 @@ class Client:
         else:
             self._on_notification(method, params)
 
-    def skipped(self, why: str, _sample: bytes) -> None:
+    def skipped(self, why: str, _sample: bytes, /) -> None:
         """A line came that is no message, or one that cannot be answered under its own id."""
         if why != "blank":
             self._refuse(PARSE_ERROR if why in _UNREADABLE else INVALID_REQUEST, _SKIPPED.get(why, why))
@@ -270,6 +270,7 @@ _SKIPPED: Final = {
     "not_utf8": "the line is no UTF-8",
     "batch": "batches are not part of the protocol; send one message a line",
     "not_object": "the line is no JSON object",
+    "not_message": "the line is no JSON-RPC 2.0 message",
     "oversized": "the line is longer than is read here",
     "invalid_id": "an id is a string or an integer",
 }

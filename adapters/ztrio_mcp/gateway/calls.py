@@ -21,7 +21,6 @@ from ztrio.pending import open_lineage, seal_lineage
 from ztrio_mcp import jsonrpc
 from ztrio_mcp.client import Client, ClientRequest
 from ztrio_mcp.gateway.batch import BatchError
-from ztrio_mcp.gateway.eras import CrossEra
 from ztrio_mcp.gateway.own_tools import OWN_TOOLS, OwnTools
 from ztrio_mcp.gateway.seam import Reply, Seam
 from ztrio_mcp.gateway.story import CallRequest
@@ -46,7 +45,6 @@ class ToolCalls:
     Args:
         seam: The way to the server.
         client: The client.
-        own: The gateway's own tools; given later, since batches of them come back here.
         secret: The store's secret, which seals what a client carries.
         nursery: Where calls run.
     """
@@ -59,6 +57,8 @@ class ToolCalls:
         self._client = client
         self._secret = secret
         self._nursery = nursery
+        # Of the calls that somebody waits for.
+        self._scopes: set[trio.CancelScope] = set()
         self._context = attrs.evolve(LOCAL, surface="mcp")
 
     # ---- from the client
@@ -67,7 +67,13 @@ class ToolCalls:
         """Begin to answer a `tools/call`."""
         scope = trio.CancelScope()
         request.on_cancel = lambda _reason: scope.cancel()
+        self._scopes.add(scope)
         self._nursery.start_soon(self._run, request, scope)
+
+    def leave(self) -> None:
+        """Nobody waits for any call any more, because everything ends."""
+        for scope in self._scopes:
+            scope.cancel()
 
     async def _run(self, request: ClientRequest, scope: trio.CancelScope) -> None:
         handed: list[str] = []
@@ -77,7 +83,9 @@ class ToolCalls:
         except Exception as error:  # noqa: BLE001 - a defect costs its own call only
             _log.exception("a call failed in the gateway", call_id=handed[0] if handed else None)
             request.refuse(INTERNAL_ERROR, _broke(error, handed))
-        if scope.cancelled_caught and handed and self._seam.forwards_cancel:
+        finally:
+            self._scopes.discard(scope)
+        if scope.cancelled_caught and handed:
             self._seam.forward_cancel(handed[0])
 
     async def _answer(self, request: ClientRequest, handed: list[str]) -> None:
@@ -147,12 +155,9 @@ class ToolCalls:
     def _result(self, reply: Reply, lineage: str | None, context: CallContext) -> bytes:
         result = reply.answer.result
         assert result is not None
-        try:
-            down = reply.connection.result_down("tools/call", result)
-        except CrossEra as error:
-            raise InvalidArguments(f"{error} The call ({reply.call_id}) was answered.", call_id=reply.call_id) from None
-        if b'"input_required"' in down:
-            down = self._sealed(down, lineage or reply.call_id, context)
+        down: bytes | msgspec.Raw = result
+        if b'"input_required"' in bytes(result):
+            down = self._sealed(result, lineage or reply.call_id, context)
         ours: dict[str, Any] = {CALL_ID_META: reply.call_id, OUTCOME_META: "completed"}
         if reply.warning is not None:
             ours[WARNING_META] = reply.warning

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import msgspec
@@ -23,8 +23,9 @@ from ztrio.pending import Call, State
 from ztrio.tracking.telling import PENDING_CALL
 from ztrio.tracking.tracker import Tracker
 from ztrio.upstream import Death
+from ztrio_mcp.peer import Exchange
 
-__all__ = ["MAX_LATE", "Answer", "Flight", "Flights", "Wire"]
+__all__ = ["MAX_LATE", "Answer", "Flight", "Flights"]
 
 MAX_LATE: Final = 1024
 """Late responses that are waited for at once. Those of calls that were folded are among them: they cost a table entry
@@ -32,18 +33,6 @@ each, and each that comes lets its blocker shrink. Beyond it the oldest are not 
 
 # States in which a response is still news: `cancelled` notes what came after all.
 _OPEN: Final = frozenset({State.UNRESOLVED.value, State.CANCELLING.value, State.CANCELLED.value})
-
-
-class Wire(Protocol):
-    """What a flight needs of the exchange that its frame became."""
-
-    @property
-    def id(self) -> int:
-        """The id on the wire."""
-
-    @property
-    def sent(self) -> bool:
-        """Whether the first byte was written."""
 
 
 @attrs.frozen
@@ -74,7 +63,7 @@ class Flight:
     # Whether the registry has it on its books.
     tracked: bool
     # Its exchange, from the moment that its frame was taken.
-    exchange: Wire | None = None
+    exchange: Exchange | None = None
     # Lets go of the exchange.
     forget: Callable[[], object] = attrs.field(default=lambda: None)
     # Told that the process is dead, while the caller waits.
@@ -139,6 +128,11 @@ class Flights:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def only(self) -> str | None:
+        """The id of the call whose caller waits, if exactly one does."""
+        return next(iter(self._waiting)) if len(self._waiting) == 1 else None
 
     @property
     def late(self) -> int:

@@ -96,7 +96,7 @@ class Health:
     async def _ping(self, connection: Connection) -> None:
         method = _METHODS[connection.hello.era]
         self._pings += 1
-        params = connection.params_up(method, None)
+        params = connection.own_params({})
         heard = connection.peer.statistics().received
         answer = await ask(connection.peer, method, params, timeout=_PATIENCE)
         if connection is not self._upstream.connection:

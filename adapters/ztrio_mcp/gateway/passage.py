@@ -95,7 +95,7 @@ class Passage:
                     "go on."
                 ) from error
         wants = flight.on_progress is not None or flight.idle is not None
-        data = self._connection.params_up("tools/call", params.encoded(call.call_id, token=wire_id if wants else None))
+        data = params.encoded(call.call_id, token=wire_id if wants else None)
         self._seam.flights.add(flight)
         try:
             exchange = peer.request(

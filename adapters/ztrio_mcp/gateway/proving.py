@@ -20,6 +20,7 @@ from ztrio.tracking.tracker import PROOF, Tracker
 from ztrio_mcp.gateway.asks import ask
 from ztrio_mcp.gateway.upstream import Connection
 from ztrio_mcp.gateway.wire import CALL_ID_META
+from ztrio_mcp.objects import raw
 
 __all__ = ["Prover"]
 
@@ -48,7 +49,7 @@ class Prover:
 
     def answered(self, call_id: str, result: msgspec.Raw) -> bool:
         """Take note of an answer; whether it is the first that shows that ids arrive."""
-        if self._ids_arrive or b'"%b":"%b"' % (CALL_ID_META.encode(), call_id.encode()) not in result:
+        if self._ids_arrive or b'"%b":"%b"' % (CALL_ID_META.encode(), call_id.encode()) not in bytes(result):
             return False
         self._ids_arrive = True
         return True
@@ -63,7 +64,7 @@ class Prover:
 
     async def _ask(self, connection: Connection, record: Record) -> None:
         call_id = record.call.call_id
-        params = connection.params_up("resources/read", msgspec.json.encode({"uri": f"{_URI}{call_id}"}))
+        params = connection.own_params({"uri": raw(f"{_URI}{call_id}")})
         response = await ask(connection.peer, "resources/read", params, timeout=_PATIENCE)
         proof = None if response is None or response.result is None else _proof(response.result, call_id)
         if proof is None or (proof is Proof.NOT_STARTED and not self._ids_arrive):

@@ -54,13 +54,11 @@ class Reply:
     Args:
         call_id: The call.
         answer: The response.
-        connection: The connection that it came from.
         warning: What the caller is told about other calls, or None.
     """
 
     call_id: str
     answer: Answer
-    connection: Connection
     warning: dict[str, object] | None = None
 
 
@@ -72,6 +70,9 @@ class SeamHooks(Protocol):
 
     def timed_out(self) -> None:
         """A call has become unresolved because its time was up."""
+
+    def answered_in_time(self, call_id: str, answer: Answer) -> None:
+        """A response came in time."""
 
     def kept(self, flight: Flight, answer: Answer) -> None:
         """A response came too late for its caller."""
@@ -192,7 +193,8 @@ class Seam:
             return await self._send(story, self._upstream.connection or await self._connect())
         answer = passage.answer()
         story.completed(answer, passage)
-        return Reply(call_id=story.call_id, answer=answer, connection=connection, warning=passage.warning)
+        self.hooks.answered_in_time(story.call_id, answer)
+        return Reply(call_id=story.call_id, answer=answer, warning=passage.warning)
 
     def begin(self, story: Story, connection: Connection) -> Passage | None:
         """Check and reserve a call, note it, and hand its frame to the writer, all without a checkpoint.
@@ -236,7 +238,9 @@ class Seam:
     # ---- what others find out
 
     def forward_cancel(self, call_id: str) -> None:
-        """A client has cancelled a call of its own, and the server is to be told, past any queue, once."""
+        """A client has left a call of its own: tell the server, once, where the operator wants that."""
+        if self.settings.forward_cancel != "explicit" or self.tracker.closing:
+            return
         tracker, flight = self.tracker, self.flights.get(call_id)
         record = tracker.registry.get(call_id)
         if flight is None or flight.exchange is None or record is None or record.state is not State.UNRESOLVED:
@@ -247,8 +251,3 @@ class Seam:
         tracker.did(tracker.registry.claim_cancel(call_id, actor=ActorKind.CALLER, **tracker.moment()))
         told = connection.tell_cancelled(flight.exchange.id, "the client cancelled it")
         tracker.did(tracker.registry.finish_cancel(call_id, told=told, frame_sent=told, **tracker.moment()))
-
-    @property
-    def forwards_cancel(self) -> bool:
-        """Whether a client's own cancel reaches the server."""
-        return self.settings.forward_cancel == "explicit"

@@ -19,8 +19,8 @@ from ztrio.audit import AuditBus, AuditEvent
 from ztrio.pending import Lease, Transport
 from ztrio.tracking.tracker import EPOCH_ENDED
 from ztrio.upstream import Command, Death, Generation, Keeper, RestartPolicy, Timing
-from ztrio_mcp.gateway.eras import Translator
 from ztrio_mcp.gateway.handshake import UpstreamHello
+from ztrio_mcp.objects import Fields, encode_fields
 from ztrio_mcp.peer import Handler, Peer, PeerClosed, PeerQueueFull
 
 __all__ = ["Connected", "Connection", "Upstream"]
@@ -37,28 +37,26 @@ class Connection:
         lease: The right to send through it.
         peer: The wire.
         hello: What the server said of itself.
-        translator: What lies between the client's era and the server's.
+        envelope: `_meta` of a request of ours, encoded, as the era wants it; None where it wants none.
     """
 
     epoch: int
     lease: Lease
     peer: Peer
     hello: UpstreamHello
-    translator: Translator
+    envelope: bytes | None
 
-    def params_up(self, method: str, params: bytes | None) -> bytes | None:
-        """Parameters in the server's era."""
-        return params if self.translator.same else self.translator.params_up(method, params)
-
-    def result_down(self, method: str, result: msgspec.Raw) -> bytes | msgspec.Raw:
-        """A result in the client's era."""
-        return result if self.translator.same else self.translator.result_down(method, result)
+    def own_params(self, fields: Fields) -> bytes | None:
+        """Parameters of a request of ours."""
+        if self.envelope is None:
+            return encode_fields(fields) if fields else None
+        return encode_fields({**fields, "_meta": msgspec.Raw(self.envelope)})
 
     def tell_cancelled(self, wire_id: int, reason: str) -> bool:
         """Tell the server that a request of ours is not wanted any more, past any queue; whether that could be done."""
         params = msgspec.json.encode({"requestId": wire_id, "reason": reason})
         try:
-            self.peer.notify("notifications/cancelled", self.params_up("notifications/cancelled", params), front=True)
+            self.peer.notify("notifications/cancelled", params, front=True)
         except (PeerClosed, PeerQueueFull):
             return False
         return True
@@ -70,8 +68,8 @@ class Connected(Protocol):
     def handler(self, generation: int) -> Handler:
         """Who takes what the server sends by itself."""
 
-    async def meet(self, peer: Peer) -> tuple[UpstreamHello, Translator]:
-        """Shake hands.
+    async def meet(self, peer: Peer) -> tuple[UpstreamHello, bytes | None]:
+        """Shake hands; what the server said, and the envelope of requests of ours.
 
         Raises:
             UpstreamUnavailable: it cannot be done; the message says what the server said.
@@ -83,7 +81,7 @@ class Connected(Protocol):
     def ready(self, connection: Connection) -> None:
         """Calls may go through it from now on."""
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, generation: int) -> None:
         """Its process is dead, or it is given up."""
 
 
@@ -150,24 +148,20 @@ class Upstream:
             handler=self._connected.handler(generation.epoch),
             label=self.name,
         )
-        connection: Connection | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._run, peer, nursery.cancel_scope)
-                hello, translator = await self._connected.meet(peer)
+                hello, envelope = await self._connected.meet(peer)
                 lease = Lease(f"{self.name}#{generation.epoch}", generation.epoch)
-                connection = Connection(
-                    epoch=generation.epoch, lease=lease, peer=peer, hello=hello, translator=translator
-                )
+                connection = Connection(epoch=generation.epoch, lease=lease, peer=peer, hello=hello, envelope=envelope)
                 with trio.move_on_after(_CATALOGUE):
                     await self._connected.welcome(connection)
                 self.connection = connection
-                self._connected.ready(connection)
                 generation.ready()
+                self._connected.ready(connection)
         finally:
             self.connection = None
-            if connection is not None:
-                self._connected.lost(connection)
+            self._connected.lost(generation.epoch)
 
     @staticmethod
     async def _run(peer: Peer, over: trio.CancelScope) -> None:
