@@ -179,6 +179,8 @@ NEWER = HEADER.replace(b'"version":1', b'"version":2')
         ("STORE_FOREIGN", b'{"format":"ztrio journal of sent calls","version":"1"}\n'),
         ("STORE_FOREIGN", A),
         ("STORE_FOREIGN", b"[" * 100_000),
+        ("STORE_FOREIGN", HEADER[:-2] + b" }"),
+        ("STORE_FOREIGN", NEWER[:-1]),
         ("STORE_NEWER", NEWER),
         ("STORE_NEWER", NEWER + b"%\xff\0"),
         ("STORE_DAMAGED", HEADER + A[:-9] + B),

@@ -71,7 +71,7 @@ class FileJournal:
         self._live: dict[str, tuple[JournalRow, bytes]] = {}
         # Bytes of those lines.
         self._live_bytes = 0
-        # Where the last whole line ends. What is behind it, because of a write that failed, is `_torn`.
+        # Where the last whole line ends; whether a write that failed may have left something behind that.
         self._size = 0
         self._torn = False
         # What was appended while the file is being written anew; None while it is not.
@@ -187,8 +187,6 @@ class FileJournal:
             _write(self._fd, data)
         except OSError:
             self._torn = True
-            with contextlib.suppress(OSError):  # the next write tries that again
-                self._cut()
             raise
         self._size += len(data)
         self._written += 1
@@ -287,7 +285,7 @@ class FileJournal:
 
 
 def _open(path: Path, flags: int = 0) -> int:
-    flags |= os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags |= os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, _PRIVATE)
 
 
