@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import attrs
@@ -59,6 +60,7 @@ class Gateway:
         fds: File descriptors of the client's frames and of ours.
         nursery: Where everything runs.
         tell: The log.
+        sync: Makes the journal survive the machine; None where the process is enough.
         timing: How long starting and stopping may take.
         policy: When the server is started again.
     """
@@ -75,6 +77,7 @@ class Gateway:
         fds: tuple[int, int],
         nursery: trio.Nursery,
         tell: Notify | None = None,
+        sync: Callable[[], Awaitable[None]] | None = None,
         timing: Timing | None = None,
         policy: RestartPolicy | None = None,
     ) -> None:
@@ -107,7 +110,9 @@ class Gateway:
         self._held = LateResults(enabled=settings.late_results)
         self.health = Health(self.upstream, tracker, interval=settings.health_interval, tell=self._tell)
         self._prover = Prover(settings.name, tracker, audit)
-        self.seam = Seam(self.upstream, settings, tracker=tracker, desk=desk, audit=audit, secret=secret, hooks=self)
+        self.seam = Seam(
+            self.upstream, settings, tracker=tracker, desk=desk, audit=audit, secret=secret, hooks=self, sync=sync
+        )
         self._catalogue = Catalogue(
             {name: msgspec.json.encode(tool) for name, tool in OWN_TOOLS.items()},
             lambda tools: tracker.registry.tiers.observe(settings.name, tools, seq=tracker.next_seq()),

@@ -74,26 +74,45 @@ class Passage:
 
     # ---- out
 
-    def depart(self, params: CallParams) -> None:
-        """Note the call, and hand its frame to the writer.
+    def note(self) -> bool:
+        """Note the call in the journal, if it needs that; whether it does.
 
         Raises:
             StoreUnavailable: it cannot be noted.
+        """
+        tracker = self._seam.tracker
+        if not self.flight.tracked:
+            return False
+        row = tracker.registry.journal_row(
+            self.flight.call.call_id, now=tracker.now, wall=tracker.wall, wire_id=self._connection.peer.next_id
+        )
+        try:
+            tracker.records.journal(row)
+        except OSError as error:
+            raise self.unnoted(error) from error
+        return row is not None
+
+    def unnoted(self, error: OSError) -> StoreUnavailable:
+        """The journal cannot be written, so the call is not sent."""
+        self.abandon()
+        return StoreUnavailable(
+            f"{self.flight.call.tool} was not sent: its journal cannot be written ({error.strerror}). Calls that only "
+            "read go on."
+        )
+
+    def abandon(self) -> None:
+        """It is not sent after all."""
+        self._not_sent()
+
+    def depart(self, params: CallParams) -> None:
+        """Hand its frame to the writer.
+
+        Raises:
             NotSent: too much is queued in front of it.
         """
-        flight, tracker, peer = self.flight, self._seam.tracker, self._connection.peer
+        flight, peer = self.flight, self._connection.peer
         call, wire_id = flight.call, peer.next_id
         self._reconciles = params.reconciles
-        if flight.tracked:
-            row = tracker.registry.journal_row(call.call_id, now=tracker.now, wall=tracker.wall, wire_id=wire_id)
-            try:
-                tracker.records.journal(row)
-            except OSError as error:
-                self._not_sent()
-                raise StoreUnavailable(
-                    f"{call.tool} was not sent: its journal cannot be written ({error.strerror}). Calls that only read "
-                    "go on."
-                ) from error
         wants = flight.on_progress is not None or flight.idle is not None
         data = params.encoded(call.call_id, token=wire_id if wants else None)
         self._seam.flights.add(flight)

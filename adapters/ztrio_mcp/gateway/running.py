@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 import trio
@@ -28,7 +28,7 @@ from ztrio.redaction import Redactor
 from ztrio.store import Store
 from ztrio.tracking.desk import Desk
 from ztrio.tracking.journal import FileJournal
-from ztrio.tracking.journalled import journalled
+from ztrio.tracking.journalled import JournalledStore
 from ztrio.tracking.notices import Notify
 from ztrio.tracking.restoring import take_up
 from ztrio.tracking.tracker import Tracker
@@ -109,11 +109,13 @@ async def _main(
                     async with AsyncExitStack() as stack:
                         store = await stack.enter_async_context(open_store())
                         file = stack.enter_context(FileJournal(journal))
+                        kept = JournalledStore(store, file)
                         watching.cancel()
                         await serve_client(
                             command,
                             settings,
-                            store=journalled(store, file),
+                            store=cast("Store", kept),
+                            sync=kept.sync_pending if settings.journal_sync == "power" else None,
                             instance=instance,
                             fds=fds,
                             ending=ending,

@@ -15,6 +15,7 @@ next connection.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import attrs
@@ -89,6 +90,7 @@ class Seam:
         audit: Where everything is published.
         secret: The store's secret.
         hooks: What others have to say.
+        sync: Makes what was noted survive the machine; None where the process is enough.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Seam:
         audit: AuditBus,
         secret: bytes,
         hooks: SeamHooks,
+        sync: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.server = upstream.name
         self._upstream = upstream
@@ -110,6 +113,7 @@ class Seam:
         self.audit = audit
         self.secret = secret
         self.hooks = hooks
+        self._sync = sync
         self.flights = Flights(upstream.name, tracker)
         self._running = trio.CapacityLimiter(settings.concurrency)
         audit.add_reducer(self.flights.learn)
@@ -187,6 +191,7 @@ class Seam:
             passage = self.begin(story, connection)
         if passage is None:
             raise NotSent(_ENDED.format(server=self.server, tool=story.tool), phase=str(Phase.CONNECT))
+        await self._depart(story, passage)
         await passage.wait()
         if passage.flight.unsendable and not story.again:
             story.again = True
@@ -197,15 +202,13 @@ class Seam:
         return Reply(call_id=story.call_id, answer=answer, warning=passage.warning)
 
     def begin(self, story: Story, connection: Connection) -> Passage | None:
-        """Check and reserve a call, note it, and hand its frame to the writer, all without a checkpoint.
+        """Check and reserve a call, all without a checkpoint.
 
         Returns:
             Its passage; None when the connection is gone already.
 
         Raises:
             CallGated, RegistryFull: refused.
-            StoreUnavailable: it cannot be noted.
-            NotSent: too much is queued in front of it.
         """
         tracker, call = self.tracker, story.call_on(connection)
         begun = tracker.registry.check_and_begin(call, **tracker.moment())
@@ -231,9 +234,20 @@ class Seam:
             tracked=begun.tracked,
         )
         flight.limit.deadline = flight.ceiling if limits.idle is None else min(flight.ceiling, now + limits.idle)
-        passage = Passage(self, flight, connection, story.context, warning, caller_limit=story.caller_limit)
+        return Passage(self, flight, connection, story.context, warning, caller_limit=story.caller_limit)
+
+    async def _depart(self, story: Story, passage: Passage) -> None:
+        """Note a call, and hand its frame to the writer."""
+        noted = passage.note()
+        if noted and self._sync is not None:
+            try:
+                await self._sync()
+            except OSError as error:
+                raise passage.unnoted(error) from error
+            except trio.Cancelled:
+                passage.abandon()
+                raise
         passage.depart(story.request.params)
-        return passage
 
     # ---- what others find out
 
