@@ -13,31 +13,7 @@ DOCUMENT = ROOT / "docs" / "requirements.md"
 # Number -> what is missing. This map only shrinks: the change that brings a test for a number takes its line out, and
 # no line is ever added for a number that had a test.
 LATER = {
-    "P22": "the wire: an exchange that outlives its caller in the upstream's peer",
-    "P23": "the wire: a caller that waits for a response or its deadline",
-    "P26": "the wire: late responses over stdio and Streamable HTTP",
-    "P27": "the wire: the content of a late response",
-    "P29": "the wire: tasks and streams of exchanges",
-    "P41": "the wire: transports that carry a cancel",
-    "P42": "the wire: a client's cancel that is forwarded, or not",
-    "P43": "the wire: processes of upstreams that can be killed",
-    "P55": "batches of calls",
-    "P59": "health of upstreams",
-    "I9": "the wire: tasks of exchanges",
-    "R06": "stopping several upstreams",
-    "R17": "cancel policies of the gateway",
-    "R18": "late completion",
-    "R19": "cancelling one upstream call",
-    "R20": "the gateway's catalogue",
-    "R23": "forwarding a cancel",
-    "R26": "death of an upstream",
-    "R29": "looking a pending call up",
-    "R32": "stderr of upstreams",
-    "R38": "an upstream that does not read",
-    "R45": "idle stop of upstreams",
-    "R47": "idle and absolute timeouts of upstream calls",
     "R67": "configuration files",
-    "R68": "configuration files",
 }
 
 

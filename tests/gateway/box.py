@@ -143,7 +143,7 @@ async def gateway(
     limits = {"timeout": timeout, "idle": idle, "ceiling": ceiling}
     made = GatewaySettings(
         name="fake",
-        limits=ToolLimits(**{key: value for key, value in limits.items() if value is not None}),  # type: ignore[arg-type]
+        limits=ToolLimits(**{key: value for key, value in limits.items() if value is not None}),
         **settings,
     )
     in_read, in_write = os.pipe()
@@ -151,29 +151,22 @@ async def gateway(
     ending = Ending()
     kept = MemoryStore() if store is None else store
     try:
-        async with raw_client(trio.lowlevel.FdStream(in_write), trio.lowlevel.FdStream(out_read)) as client:
-            async with trio.open_nursery() as nursery:
+        streams = trio.lowlevel.FdStream(in_write), trio.lowlevel.FdStream(out_read)
+        async with raw_client(*streams) as client, trio.open_nursery() as nursery:
 
-                async def serve() -> None:
-                    await serve_client(
-                        command, made, store=kept, instance=folder, fds=(in_read, out_write), ending=ending
-                    )
+            async def serve() -> None:
+                await serve_client(command, made, store=kept, instance=folder, fds=(in_read, out_write), ending=ending)
 
-                nursery.start_soon(serve)
-                box = Box(client, ending, folder, kept)
-                if hello:
-                    await client.ask(
-                        1,
-                        "initialize",
-                        {
-                            "protocolVersion": "2025-11-25",
-                            "capabilities": dict(capabilities or {}),
-                            "clientInfo": {"name": "raw", "version": "0"},
-                        },
-                    )
-                    await client.notify("notifications/initialized")
-                yield box
-                ending.request("shutdown", 0)
+            nursery.start_soon(serve)
+            box = Box(client, ending, folder, kept)
+            if hello:
+                about = {"name": "raw", "version": "0"}
+                can = dict(capabilities or {})
+                params = {"protocolVersion": "2025-11-25", "capabilities": can, "clientInfo": about}
+                await client.ask(1, "initialize", params)
+                await client.notify("notifications/initialized")
+            yield box
+            ending.request("shutdown", 0)
     finally:
         os.close(in_read)
         os.close(out_write)

@@ -57,7 +57,7 @@ async def test_a_batch_that_is_left_waits_for_what_its_calls_publish(autojump_cl
 
     async def call(params: CallParams, _context: CallContext) -> dict[str, Any]:
         try:
-            await trio.sleep_forever()
+            await trio.sleep(3600)
         finally:
             if params.tool == "slow":
                 with trio.CancelScope(shield=True), trio.move_on_after(5):

@@ -34,7 +34,7 @@ async def test_tools_are_listed_with_ours_behind_the_last(tmp_path: Path) -> Non
 @pytest.mark.req("P22", "P23", "P26")
 @pytest.mark.case("R18", "R22", "R27", "R29")
 async def test_a_call_that_is_late_is_named_watched_and_settled(tmp_path: Path) -> None:
-    """A call past its limit is unresolved; others do not wait for it; its late answer settles it and is not passed on."""
+    """A call past its limit is unresolved and nobody waits for it; its late answer settles it and is not passed on."""
     async with gateway(tmp_path, timeout=0.3, late_results=True) as box:
         call = pending_of(await box.call("write", {"delay": 0.8}))
         assert ("unresolved", "deadline_exceeded", True) == (call["state"], call["reason"], call["gating"])
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves(tmp_path: Path, policy: str, told: int) -> N
         assert not [frame for frame in box.client.frames if frame.get("id") == 7]
 
 
-async def _async(value: bool) -> bool:  # noqa: FBT001 - what is to hold
+async def _async(value: bool) -> bool:
     await trio.lowlevel.checkpoint()
     return value
 

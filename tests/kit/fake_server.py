@@ -48,7 +48,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {**result, "resultType": "complete"} if "modern" in OPTIONS else result
 
 
-def call(id: Any, params: dict[str, Any]) -> dict[str, Any] | None:
+def call(number: Any, params: dict[str, Any]) -> dict[str, Any] | None:
     name, given = params["name"], params.get("arguments") or {}
     token = params.get("_meta", {}).get("progressToken")
     if name == "look":
@@ -80,27 +80,27 @@ def call(id: Any, params: dict[str, Any]) -> dict[str, Any] | None:
     if name == "odd":
         kind = given["kind"]
         if kind == "string id":
-            send(id=str(id), result=text("to a string"))
+            send(id=str(number), result=text("to a string"))
         elif kind == "neither":
-            send(id=id)
+            send(id=number)
         elif kind == "error":
-            send(id=id, error={"code": -32000, "message": "no", "data": {"n": 10**30}})
+            send(id=number, error={"code": -32000, "message": "no", "data": {"n": 10**30}})
         elif kind == "twice":
-            send(id=id, result=text("first"))
-            send(id=id, result=text("second"))
+            send(id=number, result=text("first"))
+            send(id=number, result=text("second"))
         elif kind == "input":
-            send(id=id, result={"resultType": "input_required", "requestState": "state", "inputRequests": {}})
+            send(id=number, result={"resultType": "input_required", "requestState": "state", "inputRequests": {}})
         elif kind == "surrogate":
-            put('{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\\ud800"}]}}\n' % id)
+            put('{"jsonrpc":"2.0","id":' + str(number) + ',"result":{"content":[{"type":"text","text":"\\ud800"}]}}\n')
         return None
     raise AssertionError(name)
 
 
 def answer(request: dict[str, Any]) -> None:
-    method, id, params = request["method"], request["id"], request.get("params") or {}
+    method, number, params = request["method"], request["id"], request.get("params") or {}
     if method == "initialize":
         if "refuse" in OPTIONS:
-            send(id=id, error={"code": -32602, "message": "not today"})
+            send(id=number, error={"code": -32602, "message": "not today"})
             return
         result: Any = {
             "protocolVersion": params["protocolVersion"],
@@ -114,7 +114,7 @@ def answer(request: dict[str, Any]) -> None:
         half = len(TOOLS) // 2
         result = {"tools": TOOLS[half:]} if params.get("cursor") else {"tools": TOOLS[:half], "nextCursor": "2"}
     elif method == "tools/call":
-        result = call(id, params)
+        result = call(number, params)
         if result is None:
             return
     elif method == "resources/read":
@@ -122,9 +122,9 @@ def answer(request: dict[str, Any]) -> None:
     elif method in {"logging/setLevel", "resources/subscribe", "resources/unsubscribe", "ping", "completion/complete"}:
         result = {}
     else:
-        send(id=id, error={"code": -32601, "message": f"no {method}"})
+        send(id=number, error={"code": -32601, "message": f"no {method}"})
         return
-    send(id=id, result=result)
+    send(id=number, result=result)
 
 
 def main() -> None:

@@ -9,11 +9,10 @@ again) leaves a word and wakes it.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 import attrs
 import trio
@@ -23,8 +22,6 @@ from ztrio.upstream.process import ServerProcess
 from ztrio.upstream.words import Command, Death, RestartPolicy, Timing
 
 __all__ = ["Generation", "Keeper", "KeeperStatistics"]
-
-_CHUNK: Final = 65536
 
 
 class Starter(Protocol):
@@ -314,7 +311,7 @@ class Keeper:
         """Wait for its end within a bound, reading and throwing away what it writes meanwhile."""
         with trio.move_on_after(patience):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_discard, process.stdout)
+                nursery.start_soon(process.discard)
                 if forced:
                     nursery.start_soon(_cancel_after, self._forced, nursery.cancel_scope)
                 await process.dead.wait()
@@ -360,19 +357,6 @@ class Keeper:
 async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-async def _discard(fd: int) -> None:
-    """Read and throw away what a server writes that is being stopped, so that it cannot be stuck in that."""
-    while True:
-        await trio.lowlevel.wait_readable(fd)
-        try:
-            if not os.read(fd, _CHUNK):
-                return
-        except BlockingIOError:
-            continue
-        except OSError:
-            return
 
 
 def _unstarted(epoch: int, error: OSError) -> Death:

@@ -225,6 +225,18 @@ class ServerProcess:
 
     # ---- its end
 
+    async def discard(self) -> None:
+        """Read and throw away what it writes while it is stopped, so that it cannot be stuck in that."""
+        while True:
+            await trio.lowlevel.wait_readable(self.stdout)
+            try:
+                if not os.read(self.stdout, _CHUNK):
+                    return
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+
     def close_stdin(self) -> None:
         """Let its stdin end."""
         if self.stdin >= 0:

@@ -97,7 +97,7 @@ class ClientStatistics:
         refused: Lines and requests so far that were answered with an error at once.
         cancelled: Requests so far that the client cancelled.
         unmatched: Cancels so far of nothing in flight.
-        dropped: Notifications so far that a client which does not read was not sent.
+        dropped: Messages so far that a client which is gone, or does not read, was not sent.
     """
 
     in_flight: int
@@ -210,8 +210,8 @@ class Client:
         del self._requests[request.id]
         try:
             self.peer.respond(request.id, result=result, error=error)
-        except PeerClosed:
-            return  # the client is gone; what became of the call is on the books
+        except (PeerClosed, PeerQueueFull):
+            self._dropped += 1  # it is gone, or reads nothing; what became of its call is on the books
 
     # ---- from the client; called by the reader
 
