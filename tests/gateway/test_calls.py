@@ -286,3 +286,53 @@ async def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         assert "No such file" in answer["error"]["message"]
         status = (await box.operator(frames.Status()))["ok"]
         assert "could not be started" in status["last_death"]["how"]
+
+
+@pytest.mark.case("R31", "R34", "R35", "R40")
+async def test_lines_of_the_client_that_are_no_messages(tmp_path: Path) -> None:
+    """Each bad line gets an error under the id null, and the next good line works; a request in flight is safe."""
+    async with gateway(tmp_path) as box:
+        bad = [b"no json", b"\xff\xfe", b"[]", b"3", b'{"jsonrpc":"2.0","id":true,"method":"ping"}', b'{"id":1}']
+        await box.client.send(b"\n".join(bad) + b"\n\n\xef\xbb\xbf" + b'{"jsonrpc":"2.0","id":77,"method":"ping"}\r\n')
+        assert {} == (await box.client.reply(77))["result"]
+        errors = [frame["error"]["code"] for frame in box.client.frames if frame.get("id", 0) is None]
+        assert [-32700, -32700, -32600, -32600, -32600] == errors[:5]
+        for _ in range(2):
+            await box.client.call("same", "progress", {"every": 0.2, "times": 1})
+        again = await box.client.take(lambda frame: frame.get("id", 0) is None and "same" in frame["error"]["message"])
+        assert -32600 == again["error"]["code"]
+        assert "done" == (await box.client.reply("same"))["result"]["content"][0]["text"]
+        for odd in ({}, {"requestId": 5}, {"requestId": None}, {"requestId": "same"}):
+            await box.client.notify("notifications/cancelled", odd)
+        await box.client.notify("notifications/roots/list_changed")
+        await box.call("look")
+        assert 1 == len(box.received("notifications/roots/list_changed"))
+        status = (await box.operator(frames.Status()))["ok"]
+        assert 4 == status["client"]["unmatched"]
+
+
+async def test_a_request_that_is_no_call_can_be_left(tmp_path: Path) -> None:
+    """Progress and cancel of any other request are translated, too, and the server's own error passes."""
+    async with gateway(tmp_path) as box:
+        await box.client.call(1, "block", {"seconds": 0.5})
+        params = {"ref": {}, "_meta": {"progressToken": "t"}}
+        await box.client.request(2, "completion/complete", params)
+        await box.client.notify("notifications/cancelled", {"requestId": 2})
+        await box.client.reply(1)
+        assert {"contents": [{"uri": "a:b", "text": "r"}]} == (await box.ask("resources/read", {"uri": "a:b"}))[
+            "result"
+        ]
+        [asked] = box.received("completion/complete")
+        [told] = box.received("notifications/cancelled")
+        assert asked["id"] == told["params"]["requestId"]
+        assert asked["id"] == asked["params"]["_meta"]["progressToken"]
+
+
+async def test_a_question_that_nobody_answers_any_more(tmp_path: Path) -> None:
+    """When the server is gone, its client is told to drop the question."""
+    async with gateway(tmp_path, capabilities={"roots": {}}) as box:
+        await box.client.call(5, "ask", {"method": "roots/list"})
+        asked = await box.client.take(lambda frame: frame.get("method") == "roots/list")
+        await box.call("die")
+        told = await box.client.take(lambda frame: frame.get("method") == "notifications/cancelled")
+        assert asked["id"] == told["params"]["requestId"]

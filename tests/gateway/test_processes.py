@@ -180,6 +180,38 @@ async def test_a_server_that_does_not_read(tmp_path: Path) -> None:
     assert trio.current_time() - before < 4.8
 
 
+@pytest.mark.req("P45")
+async def test_a_server_that_keeps_books_proves_what_became_of_a_call(tmp_path: Path) -> None:
+    """After a death the next process is asked about each call that gates; what it proves settles the call."""
+    async with gateway(tmp_path, "books") as box:
+        assert pending_of(await box.call("die"))["gating"]
+        await box.until(lambda: _proven(box))
+
+
+@pytest.mark.req("P45")
+async def test_not_started_is_believed_only_when_ids_arrive(tmp_path: Path) -> None:
+    """A server that never brought an id back may not get any: its "not started" proves nothing until it does."""
+    async with gateway(tmp_path, "books", "forgetful") as box:
+        await box.call("die")
+        await box.call("write")
+        await box.until(lambda: _asked(box))
+        await trio.sleep(0.1)
+        assert not await _proven(box)
+        await box.call("write", {"ids": True})
+        await box.until(lambda: _proven(box))
+
+
+async def _proven(box: object) -> bool:
+    [call] = await box.pending()  # type: ignore[attr-defined]
+    assert "connection_reset" == call["state"], "settling what is held keeps its state"
+    return bool(not call["gating"] and call["settled_by"] == "upstream:proof")
+
+
+async def _asked(box: object) -> bool:
+    await trio.lowlevel.checkpoint()
+    return bool(box.received("resources/read"))  # type: ignore[attr-defined]
+
+
 def wrap(tmp_path: Path, *options: str, server: tuple[str, ...] = ()) -> list[str]:
     """The command line of a gateway in a process of its own."""
     record, ledger = tmp_path / "record", tmp_path / "ledger"

@@ -207,7 +207,7 @@ async def test_whoever_is_first_decides(autojump_clock: trio.testing.MockClock) 
         assert flight is not None
         flight.left = True  # as its limit leaves it, before its task has run
         each.wire.answer()
-        await trio.sleep(1)
+        await trio.sleep(2)
         [error] = found
         assert "a moment too late (success)" in str(error)
 

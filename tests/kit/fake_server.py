@@ -35,7 +35,7 @@ def put(text: str) -> None:
 
 
 def send(**message: Any) -> None:
-    put(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    put(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")) + "\n")
 
 
 def note(path: str, text: str) -> None:
@@ -51,12 +51,13 @@ def text(words: str, **more: Any) -> dict[str, Any]:
 def call(number: Any, params: dict[str, Any]) -> dict[str, Any] | None:
     name, given = params["name"], params.get("arguments") or {}
     token = params.get("_meta", {}).get("progressToken")
+    echoed = {"_meta": {"ztrio/call_id": params["_meta"]["ztrio/call_id"]}} if given.get("ids") else {}
     if name == "look":
-        return text(open(LEDGER).read() if os.path.exists(LEDGER) else "", echo=given)
+        return text(open(LEDGER).read() if os.path.exists(LEDGER) else "", echo=given, **echoed)
     if name == "write":
         time.sleep(given.get("delay", 0))
         note(LEDGER, given.get("line", "written"))
-        return text("written", isError=given.get("fails", False))
+        return text("written", isError=given.get("fails", False), **echoed)
     if name == "silent":
         return None
     if name == "progress":
@@ -107,6 +108,8 @@ def answer(request: dict[str, Any]) -> None:
             "capabilities": {"tools": {}, "resources": {"subscribe": True}, "logging": {}},
             "serverInfo": {"name": "fake", "version": "1"},
         }
+        if "books" in OPTIONS:
+            result["capabilities"]["experimental"] = {"ztrio/calls": {"version": 1}}
     elif method == "server/discover":
         result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": {"name": "fake"}}
         result["resultType"] = "complete"
@@ -117,6 +120,11 @@ def answer(request: dict[str, Any]) -> None:
         result = call(number, params)
         if result is None:
             return
+    elif method == "resources/read" and params["uri"].startswith("ztrio://calls/"):
+        call_id = params["uri"].removeprefix("ztrio://calls/")
+        outcome = "not_started" if "forgetful" in OPTIONS else "committed"
+        content = {"uri": params["uri"], "text": json.dumps({"call_id": call_id, "outcome": outcome})}
+        result = {"contents": [content]}
     elif method == "resources/read":
         result = {"contents": [{"uri": params["uri"], "text": "r"}]}
     elif method in {"logging/setLevel", "resources/subscribe", "resources/unsubscribe", "ping", "completion/complete"}:
