@@ -303,12 +303,13 @@ class Passage:
             details = {"exit_status": flight.death.status, "stderr": flight.death.stderr_tail}
         if became is not None and became.after is State.COMPLETED_LATE:
             said += f" Its response came a moment too late ({became.late_outcome})."
-        else:
-            said += " It may have happened, or not: do not repeat it blindly."
         error = Unresolved(said, reason=str(reason), died=flight.death is not None, **details)
         if became is None:
             error.details["tracked"] = False
-            error.message += " It is on no list of pending calls: more calls were under way than are kept."
+            error.message += (
+                " It may have happened, or not: do not repeat it blindly. It is on no list of pending calls: more calls "
+                "were under way than are kept."
+            )
             return error
         registry = seam.tracker.registry
         record = registry.get(call.call_id if became.blocker is None else became.blocker)
