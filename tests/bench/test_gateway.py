@@ -17,6 +17,7 @@ from benchmarks import bench_gateway
 from ztrio_bench.gateway import client, late, record, ways
 from ztrio_bench.gateway.client import Client, Failed
 from ztrio_bench.gateway.record import Distribution, Late, Look, Record, Timeouts, Trip
+from ztrio_bench.gateway.seam import seam
 from ztrio_bench.gateway.servers import ECHO, SILENT, Server
 from ztrio_bench.gateway.table import markdown
 from ztrio_bench.gateway.trips import round_trips, turns
@@ -310,3 +311,10 @@ def test_what_is_not_known_or_not_there_is_said(
         found["notes"][0],
         found["notes"][1][:4],
     ]
+
+
+def test_the_seam_is_measured() -> None:
+    """Calls go through the real seam, and each is timed."""
+    found = seam(5)
+    assert 5 == found.n
+    assert found.p50 > 0

@@ -307,8 +307,8 @@ class Passage:
         if became is None:
             error.details["tracked"] = False
             error.message += (
-                " It may have happened, or not: do not repeat it blindly. It is on no list of pending calls: more calls "
-                "were under way than are kept."
+                " It may have happened, or not: do not repeat it blindly. It is on no list of pending calls: more "
+                "calls were under way than are kept."
             )
             return error
         registry = seam.tracker.registry
