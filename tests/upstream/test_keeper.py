@@ -181,6 +181,7 @@ async def test_a_broken_connection_ends_the_process(autojump_clock: trio.testing
     async with kept(world):
         await trio.sleep(1)
         [death] = world.deaths
+        assert ["starting", "ready", "ending", "backoff", "starting", "ready"] == world.states
         assert "was ended because its connection failed: bad words" == death.how
         assert not death.expected
 

@@ -4,7 +4,7 @@ One task does all of it, in this order, so no two generations of a server ever o
 tree of the last is proven dead and everybody has been told. Whoever wants something of it from outside (kill, stop, try
 again) leaves a word and wakes it.
 
-    starting -> ready -> (dies) -> backoff -> starting …      given_up: waits for `retry`      stopping -> stopped
+    starting -> ready -> ending -> backoff -> starting …      given_up: waits for `retry`      stopping -> stopped
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KeeperStatistics:
     """A snapshot.
 
     Args:
-        state: `starting`, `ready`, `backoff`, `given_up`, `stopping` or `stopped`.
+        state: `starting`, `ready`, `ending`, `backoff`, `given_up`, `stopping` or `stopped`.
         epoch: Number of the newest generation; 0 before the first.
         pid: Process id of the server's program; None while none runs.
         starts: Generations so far.
@@ -137,7 +137,7 @@ class Keeper:
 
     @property
     def state(self) -> str:
-        """`starting`, `ready`, `backoff`, `given_up`, `stopping` or `stopped`."""
+        """`starting`, `ready`, `ending`, `backoff`, `given_up`, `stopping` or `stopped`."""
         return self._state
 
     def statistics(self) -> KeeperStatistics:
@@ -281,6 +281,8 @@ class Keeper:
                     failure = f"was ended because its connection failed: {_words(error)}"
             nursery.cancel_scope.cancel()
         self._serving = None
+        if self._state == "ready":  # whoever waits for a connection is to wait for the next one
+            self._become("ending")
         return failure
 
     async def _end_with(self, process: ServerProcess, serving: trio.CancelScope) -> None:
