@@ -103,6 +103,24 @@ async def test_a_new_process_is_told_what_the_last_one_was(tmp_path: Path) -> No
         assert ["a:1", "a:2", "a:1"] == [each["params"]["uri"] for each in box.received("resources/subscribe")]
 
 
+@pytest.mark.case("R26")
+async def test_a_request_that_is_no_call_when_its_server_dies(tmp_path: Path) -> None:
+    """One that the dead process had is answered with an error that says so; one that comes then waits for the next."""
+    async with gateway(tmp_path, timeout=0.2) as box:
+        call_id = pending_of(await box.call("block", {"seconds": 60}))["call_id"]
+        await box.client.request(8, "resources/read", {"uri": "a:b"})
+        await box.until(lambda: _written(box, 3))
+        await box.operator(frames.Cancel(call_id, kill=True))
+        assert "UPSTREAM_DIED" == (await box.client.reply(8))["error"]["data"]["code"]
+        await box.call("die")
+        assert "r" == (await box.ask("resources/read", {"uri": "a:b"}))["result"]["contents"][0]["text"]
+
+
+async def _written(box: object, frames_: int) -> bool:
+    status = await box.operator(frames.Status())  # type: ignore[attr-defined]
+    return bool(status["ok"]["wire"]["written"] > frames_)
+
+
 @pytest.mark.req("P6", "P60")
 @pytest.mark.case("R29")
 async def test_calls_under_way_survive_the_gateway(tmp_path: Path) -> None:
