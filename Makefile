@@ -16,6 +16,8 @@ ASYNC_RULES := ASYNC,ASYNC900,ASYNC913
 # 109: `timeout` is part of the public interface. 114: only helps 113 to know functions that nurseries start.
 # 910 to 912 (a checkpoint on every path of every function): that is a promise of public functions, and tests assert it.
 ASYNC_NOT := ASYNC109,ASYNC114,ASYNC910,ASYNC911,ASYNC912
+# These measure how soon processes end, which nothing else may run beside; the rest is run two files at a time.
+ALONE := tests/bench tests/crash tests/supervisor tests/workers
 FITS := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 # The first interpreter that is new enough and can make virtual environments. Override: make PYTHON=/path/to/python test
@@ -53,7 +55,8 @@ ifdef ARGS
 	@$(RUN) pytest -q $(ARGS)
 else
 	@$(RUN) coverage erase
-	@$(RUN) coverage run -m pytest -q
+	@$(RUN) coverage run -m pytest -q -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+	@$(RUN) coverage run -m pytest -q $(ALONE)
 	@$(RUN) coverage combine --quiet
 	@$(RUN) coverage report
 endif

@@ -187,9 +187,11 @@ async def _restarted(box: object) -> bool:
 @pytest.mark.case("R38")
 async def test_a_server_that_does_not_read(tmp_path: Path) -> None:
     """A frame that the pipe does not take whole is unresolved, one behind it was not sent, and the end is bounded."""
-    async with gateway(tmp_path, timeout=0.4) as box:
+    async with gateway(tmp_path, timeout=1.0) as box:
         await box.client.call(1, "block", {"seconds": 60})
+        await box.until(lambda: _written(box, 4))
         await box.client.call(2, "write", {"line": "x" * 2**20})
+        await box.until(lambda: _stuck(box))
         await box.client.call(3, "write")
         found = [(await box.client.reply(number))["result"] for number in (1, 2, 3)]
         assert ["CALL_UNRESOLVED", "CALL_UNRESOLVED", "NOT_SENT"] == [code_of(each) for each in found]
@@ -228,6 +230,11 @@ async def _proven(box: object) -> bool:
 async def _asked(box: object) -> bool:
     await trio.lowlevel.checkpoint()
     return bool(box.received("resources/read"))  # type: ignore[attr-defined]
+
+
+async def _stuck(box: object) -> bool:
+    status = await box.operator(frames.Status())  # type: ignore[attr-defined]
+    return bool(status["ok"]["wire"]["queued"])
 
 
 def wrap(tmp_path: Path, *options: str, server: tuple[str, ...] = ()) -> list[str]:

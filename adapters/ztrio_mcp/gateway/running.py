@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -171,37 +172,50 @@ async def serve_client(
     tracker = Tracker(pending, audit=audit, store=store, notify=notify)
     try:
         await take_up(tracker, store, "")
-        desk = Desk(tracker, store.secret)
-        with trio.CancelScope(shield=True):  # being cancelled from outside asks for the end like everything else
-            async with trio.open_nursery() as background:
-                background.start_soon(tracker.expire)
-                background.start_soon(tracker.records.run)
-                async with trio.open_nursery() as nursery:
-                    gateway = Gateway(
-                        command,
-                        settings,
-                        tracker=tracker,
-                        desk=desk,
-                        audit=audit,
-                        secret=store.secret,
-                        fds=fds,
-                        nursery=nursery,
-                        tell=notify,
-                        **options,
-                    )
-                    async with serve_operators(gateway.subject, instance, trouble=_no_operator):
-                        gc.collect()
-                        gc.freeze()  # what is loaded by now stays: to look at it again takes tens of milliseconds
-                        nursery.start_soon(_watch_client, gateway, ending)
-                        gateway.start()
-                        cause = await ending.wait()
-                        await _wind_down(gateway, tracker, cause)
-                    nursery.cancel_scope.cancel()
-                background.cancel_scope.cancel()
+        gateway = partial(
+            Gateway,
+            command,
+            settings,
+            tracker=tracker,
+            desk=Desk(tracker, store.secret),
+            audit=audit,
+            secret=store.secret,
+            fds=fds,
+            tell=notify,
+            **options,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_serve, gateway, tracker, instance, ending)
+            try:
+                await ending.wait()
+            finally:
+                ending.request("shutdown", FAILURE_STATUS)  # we are being cancelled from outside
     finally:
         with trio.move_on_after(_LAST_WRITE, shield=True):
             await tracker.records.flush()
         audit.close()
+
+
+async def _serve(make: Callable[..., Gateway], tracker: Tracker, instance: Path, ending: Ending) -> None:
+    """Serve until the end is asked for, then wind down.
+
+    Shielded: a cancellation from outside asks for the end like everything else. Winding down is bounded.
+    """
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as background:
+            background.start_soon(tracker.expire)
+            background.start_soon(tracker.records.run)
+            async with trio.open_nursery() as nursery:
+                gateway = make(nursery=nursery)
+                async with serve_operators(gateway.subject, instance, trouble=_no_operator):
+                    gc.collect()
+                    gc.freeze()  # what is loaded by now stays: to look at it again takes tens of milliseconds
+                    nursery.start_soon(_watch_client, gateway, ending)
+                    gateway.start()
+                    cause = await ending.wait()
+                    await _wind_down(gateway, tracker, cause)
+                nursery.cancel_scope.cancel()
+            background.cancel_scope.cancel()
 
 
 async def _watch_client(gateway: Gateway, ending: Ending) -> None:
