@@ -233,3 +233,35 @@ async def test_what_nobody_reads_is_thrown_away() -> None:
         await process.discard()
         await process.dead.wait()
     assert "exited with status 0" == process.death(expected=False).how
+
+
+async def test_whoever_reads_beside_it_is_no_trouble() -> None:
+    """Throwing away goes on when there was nothing after all, because somebody else had read it."""
+    async with started("sh", "-c", "sleep 0.1; echo one; sleep 0.1; echo two; read line") as process:
+
+        async def read() -> None:
+            await trio.lowlevel.wait_readable(other)
+            os.read(process.stdout, 100)
+
+        other = os.dup(process.stdout)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(process.discard)
+            await trio.sleep(0.3)
+            process.close_stdin()
+        os.close(other)
+        await process.dead.wait()
+
+
+async def test_it_is_killed_once_and_asked_in_vain_afterwards() -> None:
+    """Words to what is dead do nothing, and the first word to kill is the one that counts."""
+    async with started("sleep", "300") as process:
+        process.kill()
+        process.kill()
+        await process.dead.wait()
+        seconds = process.death(expected=True).proof["seconds"]
+        for say in (process.kill, process.terminate, process.give_up):
+            say()
+        await trio.sleep(0.02)
+        process.terminate()
+        assert seconds == process.death(expected=True).proof["seconds"]
