@@ -21,20 +21,26 @@ PATH = os.environ["PATH"]
 
 
 async def test_it_starts_as_if_nobody_stood_between(tmp_path: Path) -> None:
-    """Directory, session, signals and descriptors of a server are as a shell would leave them."""
+    """Directory, session, signals and descriptors of a server are as a shell would leave them, whatever ours are."""
     program = (
-        "import os, signal, json; from _signal import getsignal; print(json.dumps([os.getcwd(), os.getsid(0) == "
-        "os.getpid(), [n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN], "
+        "import os, signal, json; print(json.dumps([os.getcwd(), os.getsid(0) == os.getpid(), "
+        "[n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN], "
         "sorted(signal.pthread_sigmask(0, ())), os.listdir('/proc/self/fd')]))"
     )
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
-    try:
-        async with started(*PYTHON, program, cwd=str(tmp_path)) as process:
-            cwd, leads, ignored, blocked, fds = json.loads(await output(process))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    # In a process of its own: what is blocked here would also be in threads that start other processes later.
+    started_by = (
+        "import signal, sys, trio\nfrom tests.upstream.real import output, started\n"
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})\n"
+        "async def main():\n"
+        "    async with started(*sys.argv[2:], cwd=sys.argv[1]) as process:\n"
+        "        print((await output(process)).decode())\n"
+        "trio.run(main)"
+    )
+    done = await trio.run_process(
+        [sys.executable, "-c", started_by, str(tmp_path), *PYTHON, program], capture_stdout=True
+    )
+    cwd, leads, ignored, blocked, fds = json.loads(done.stdout)
     assert str(tmp_path) == cwd
     assert leads
     assert {signal.SIGPIPE, signal.SIGXFSZ} == set(ignored), "what Python ignores itself"

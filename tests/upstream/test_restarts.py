@@ -17,7 +17,8 @@ def test_waits_are_bounded_and_intensity_holds(lives: list[tuple[float, bool, fl
     policy = RestartPolicy(intensity=intensity)
     chances: list[float] = []
     restarts = Restarts(policy, lambda: chances[-1])
-    now, died, fresh = 0.0, [], True
+    died: list[float] = []
+    now, fresh = 0.0, True
     for lived, expected, chance in lives:
         chances.append(chance)
         now += lived

@@ -24,7 +24,7 @@ __all__ = ["ServerProcess"]
 
 _WARDEN: Final = str(Path(__file__).with_name("warden.py"))
 _CHUNK: Final = 65536
-_REAP: Final = 1.0  # seconds for a warden that has said its last word, or was killed, to exit
+_REAP: Final = 0.25  # seconds for a warden that has said its last word, or was killed, to exit
 
 
 class ServerProcess:
