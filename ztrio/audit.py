@@ -285,6 +285,18 @@ class AuditBus:
             self._became_unavailable = trio.Event()
             self._became_available.set()
 
+    def follow_store(self, why: str | None) -> None:
+        """Take over what a store says of itself, see `Store.watch`.
+
+        Args:
+            why: Why it cannot be written; None when it can again, and has written what was kept.
+        """
+        if why is not None:
+            self.mark_unavailable("database", f"the store cannot be written: {why}")
+        else:
+            self.mark_available("database")
+            self.mark_available("log")
+
     async def wait_unavailable(self) -> None:
         """Wait until somebody cannot write."""
         await self._became_unavailable.wait()

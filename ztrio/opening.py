@@ -77,7 +77,7 @@ class _Services:
 
     async def run(self, *, task_status: trio.TaskStatus[Supervisor]) -> None:
         audit = AuditBus(admitted=self.settings.admitted, recorder=self.store.record, redact=self.redact)
-        self.store.watch(partial(_follow_store, audit))
+        self.store.watch(audit.follow_store)
         file = None if self.audit_file is None else AuditFile(self.audit_file)
         if file is not None:
             file.open()
@@ -173,15 +173,6 @@ class _Services:
             start_timeout=self.settings.start_bound,
             containment=self.containment,
         )
-
-
-def _follow_store(audit: AuditBus, why: str | None) -> None:
-    """The store cannot be written, for this reason; with None it can again, and has written what was kept."""
-    if why is not None:
-        audit.mark_unavailable("database", f"the store cannot be written: {why}")
-    else:
-        audit.mark_available("database")
-        audit.mark_available("log")
 
 
 async def _write_all(file: AuditFile, audit: AuditBus, events: Subscription, written: trio.Event) -> None:

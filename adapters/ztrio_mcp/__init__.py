@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ztrio_mcp.life import EXIT_BOUND, SIGNALS, Ending
-    from ztrio_mcp.serve import FAILURE_STATUS, run_stdio, serve_stdio
+    from ztrio_mcp.life import EXIT_BOUND, FAILURE_STATUS, SIGNALS, Ending
+    from ztrio_mcp.serve import run_stdio, serve_stdio
     from ztrio_mcp.stdio import FRAME_LIMIT, TransportStatistics
 else:
 
@@ -39,7 +39,7 @@ _PLACES = {
     "EXIT_BOUND": "life",
     "SIGNALS": "life",
     "Ending": "life",
-    "FAILURE_STATUS": "serve",
+    "FAILURE_STATUS": "life",
     "run_stdio": "serve",
     "serve_stdio": "serve",
     "FRAME_LIMIT": "stdio",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -25,10 +25,23 @@ import trio
 
 from ztrio.audit import AuditEvent
 
-__all__ = ["EXIT_BOUND", "SIGNALS", "Ending", "LiveWorkers", "bounded_exit", "force_exit", "watch_signals"]
+__all__ = [
+    "EXIT_BOUND",
+    "FAILURE_STATUS",
+    "SIGNALS",
+    "Ending",
+    "LiveWorkers",
+    "bounded_exit",
+    "force_exit",
+    "live",
+    "watch_signals",
+]
 
 EXIT_BOUND: Final = 4.8
 """Seconds from the first word to the forced exit; MCP clients wait about 5 before they kill."""
+
+FAILURE_STATUS: Final = 1
+"""Exit status after a failure of the server itself."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -141,7 +154,7 @@ def bounded_exit(ending: Ending, workers: LiveWorkers) -> Iterator[None]:
     """
 
     def force(_signum: int, _frame: FrameType | None) -> None:
-        force_exit(workers, 1 if ending.status is None else ending.status)
+        force_exit(workers, FAILURE_STATUS if ending.status is None else ending.status)
 
     former = signal.signal(signal.SIGALRM, force)
     ending.on_request = partial(signal.setitimer, signal.ITIMER_REAL, EXIT_BOUND)
@@ -150,3 +163,38 @@ def bounded_exit(ending: Ending, workers: LiveWorkers) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+
+
+async def live(serve: Callable[[Ending, LiveWorkers, Callable[[], object]], Awaitable[object]]) -> int:
+    """Serve until the end is asked for, with signals that ask for it and a bounded exit; the exit status.
+
+    A signal while `serve` starts cancels it; once it runs, a signal ends the serving instead.
+
+    Args:
+        serve: Starts, calls the last of its arguments, and serves until the first of them is asked for.
+
+    Raises:
+        Exception: whatever `serve` failed with, itself and in no group.
+    """
+    ending, workers = Ending(), LiveWorkers()
+    failure: Exception | None = None
+    with bounded_exit(ending, workers):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watch_signals, ending, workers)
+            starting, watching = trio.CancelScope(), trio.CancelScope()
+            nursery.start_soon(_cancel_when_ending, ending, starting, watching)
+            try:
+                with starting:
+                    await serve(ending, workers, watching.cancel)
+            except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
+                failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return FAILURE_STATUS if ending.status is None else ending.status
+
+
+async def _cancel_when_ending(ending: Ending, starting: trio.CancelScope, watching: trio.CancelScope) -> None:
+    with watching:
+        await ending.wait()
+        starting.cancel()

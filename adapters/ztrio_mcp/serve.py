@@ -33,16 +33,13 @@ from ztrio.tools import Toolbox
 from ztrio_mcp.claimed import claimed_stdio
 from ztrio_mcp.frames import Call
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR
-from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
+from ztrio_mcp.life import FAILURE_STATUS, Ending, LiveWorkers, live
 from ztrio_mcp.server import McpServer
 from ztrio_mcp.stdio import FRAME_LIMIT, StdioTransport, open_transport
 
-__all__ = ["FAILURE_STATUS", "OpenStore", "run_stdio", "serve_stdio"]
+__all__ = ["OpenStore", "run_stdio", "serve_stdio"]
 
 OpenStore = Callable[[], AbstractAsyncContextManager[Store | None]]
-
-FAILURE_STATUS: Final = 1
-"""Exit status after a failure of the server itself."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -229,36 +226,21 @@ async def _main(
     operators: bool,
     options: dict[str, Any],
 ) -> int:
-    ending, workers = Ending(), LiveWorkers()
-    failure: Exception | None = None
-    status = FAILURE_STATUS
-    with bounded_exit(ending, workers):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, ending, workers)
-            # A signal while the supervisor starts ends the start; once it runs, a signal ends the serving instead.
-            starting = trio.CancelScope()
-            watching = trio.CancelScope()
-            nursery.start_soon(_cancel_when_ending, ending, starting, watching)
-            try:
-                with starting:
-                    async with (
-                        open_store() as store,
-                        open_supervisor(toolbox, workspace=workspace, store=store, **options) as supervisor,
-                        _reachable(supervisor, workspace, operators),
-                    ):
-                        watching.cancel()
-                        # What is loaded by now stays for good. To look at it again in each full collection takes tens
-                        # of milliseconds, in which nothing is answered or stopped; many times that beside busy tools.
-                        gc.collect()
-                        gc.freeze()
-                        supervisor.audit.add_reducer(workers)
-                        status = await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
-            except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
-                failure = error
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return status if ending.status is None else ending.status
+    async def serve(ending: Ending, workers: LiveWorkers, serving: Callable[[], object]) -> None:
+        async with (
+            open_store() as store,
+            open_supervisor(toolbox, workspace=workspace, store=store, **options) as supervisor,
+            _reachable(supervisor, workspace, operators),
+        ):
+            serving()
+            # What is loaded by now stays for good. To look at it again in each full collection takes tens of
+            # milliseconds, in which nothing is answered or stopped; many times that beside busy tools.
+            gc.collect()
+            gc.freeze()
+            supervisor.audit.add_reducer(workers)
+            await serve_stdio(supervisor, fds=fds, ending=ending, frame_limit=frame_limit)
+
+    return await live(serve)
 
 
 def _reachable(supervisor: Supervisor, workspace: Path, operators: bool) -> AbstractAsyncContextManager[object]:
@@ -269,9 +251,3 @@ def _reachable(supervisor: Supervisor, workspace: Path, operators: bool) -> Abst
         workspace,
         trouble=lambda why: _log.warning("no operator can reach this server: %s", why),
     )
-
-
-async def _cancel_when_ending(ending: Ending, starting: trio.CancelScope, watching: trio.CancelScope) -> None:
-    with watching:
-        await ending.wait()
-        starting.cancel()

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-import structlog
 import trio
 
 from ztrio.audit import AuditBus
@@ -38,8 +37,6 @@ from ztrio_mcp.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
 from ztrio_mcp.peer import LINE_LIMIT, Handler, Id, Peer, PeerClosed, PeerQueueFull
 
 __all__ = ["Gateway"]
-
-_log: Final = structlog.get_logger("ztrio.gateway")
 
 _HELLO: Final = frozenset({"initialize", "server/discover"})
 _LISTENS: Final = "subscriptions/listen"

@@ -100,10 +100,6 @@ class Passage:
             "read go on."
         )
 
-    def abandon(self) -> None:
-        """It is not sent after all."""
-        self._not_sent()
-
     def depart(self, params: CallParams) -> None:
         """Hand its frame to the writer.
 
@@ -126,11 +122,11 @@ class Passage:
                 claim=self._claim,
             )
         except PeerClosed:
-            self._not_sent()
+            self.abandon()
             flight.unsendable = True
             return
         except PeerQueueFull as error:
-            self._not_sent()
+            self.abandon()
             raise NotSent(
                 f"{call.tool} was not sent: {call.server} does not take what it is sent, and too much is waiting. "
                 "Nothing happened; repeat it later.",
@@ -155,7 +151,8 @@ class Passage:
         )
         return bool(claimed) and claimed[0].after is State.SENT
 
-    def _not_sent(self) -> None:
+    def abandon(self) -> None:
+        """It is not sent, and never will be."""
         flight, tracker = self.flight, self._seam.tracker
         self._seam.flights.remove(flight)
         if flight.tracked:
@@ -167,7 +164,7 @@ class Passage:
 
     def _responded(self, response: Response) -> None:
         flight, tracker, call = self.flight, self._seam.tracker, self.flight.call
-        answer = Answer(response.result, response.error, response.malformed or "")
+        answer = Answer(response.result, response.error, response.malformed)
         if flight.left:
             self._seam.hooks.kept(flight, answer)
             if flight.tracked:
@@ -202,7 +199,7 @@ class Passage:
         """The connection is gone. What was sent waits for the proof that its process is dead; the rest never goes."""
         if exchange.sent or self.flight.left:
             return
-        self._not_sent()
+        self.abandon()
         self.flight.unsendable = True
         self.flight.wake()
 
@@ -210,7 +207,7 @@ class Passage:
         """The process is proven dead. The caller's wait ends before the registry is told that the connection did."""
         flight = self.flight
         if flight.exchange is None or not flight.exchange.sent:
-            self._not_sent()
+            self.abandon()
             flight.unsendable = True
         else:
             flight.death, flight.left = death, True
@@ -264,7 +261,7 @@ class Passage:
         exchange = self.flight.exchange
         if exchange is not None and not exchange.sent:
             self._connection.peer.withdraw(exchange)
-            self._not_sent()
+            self.abandon()
             return None
         return self._leave(reason)
 

@@ -13,7 +13,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -36,14 +36,11 @@ from ztrio.tracking.tracker import Tracker
 from ztrio_mcp.claimed import claimed_stdio
 from ztrio_mcp.gateway.gateway import Gateway
 from ztrio_mcp.gateway.settings import GatewaySettings
-from ztrio_mcp.life import Ending, LiveWorkers, bounded_exit, watch_signals
+from ztrio_mcp.life import FAILURE_STATUS, Ending, LiveWorkers, live
 
-__all__ = ["FAILURE_STATUS", "OpenStore", "run_wrap", "serve_client"]
+__all__ = ["OpenStore", "run_wrap", "serve_client"]
 
 OpenStore = Callable[[], AbstractAsyncContextManager[Store]]
-
-FAILURE_STATUS: Final = 1
-"""Exit status after a failure of the gateway itself."""
 
 _LAST_ANSWERS: Final = 1.0  # seconds for what the client asked before its input ended
 _LAST_WRITE: Final = 0.3  # seconds for what the store is still to know
@@ -98,43 +95,24 @@ async def _main(
     redact: Redactor | None,
     fds: tuple[int, int],
 ) -> int:
-    ending, nobody = Ending(), LiveWorkers()
-    failure: Exception | None = None
-    with bounded_exit(ending, nobody):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, ending, nobody)
-            starting, watching = trio.CancelScope(), trio.CancelScope()
-            nursery.start_soon(_cancel_when_ending, ending, starting, watching)
-            try:
-                with starting:
-                    async with AsyncExitStack() as stack:
-                        store = await stack.enter_async_context(open_store())
-                        file = stack.enter_context(FileJournal(journal))
-                        kept = JournalledStore(store, file)
-                        watching.cancel()
-                        await serve_client(
-                            command,
-                            settings,
-                            store=cast("Store", kept),
-                            sync=kept.sync_pending if settings.journal_sync == "power" else None,
-                            instance=instance,
-                            fds=fds,
-                            ending=ending,
-                            notify=notify,
-                            redact=redact,
-                        )
-            except Exception as error:  # noqa: BLE001 - raised outside the nursery, which would wrap it in a group
-                failure = error
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return FAILURE_STATUS if ending.status is None else ending.status
+    async def serve(ending: Ending, _workers: LiveWorkers, serving: Callable[[], object]) -> None:
+        async with open_store() as store:
+            with FileJournal(journal) as file:
+                kept = JournalledStore(store, file)
+                serving()
+                await serve_client(
+                    command,
+                    settings,
+                    store=cast("Store", kept),
+                    sync=kept.sync_pending if settings.journal_sync == "power" else None,
+                    instance=instance,
+                    fds=fds,
+                    ending=ending,
+                    notify=notify,
+                    redact=redact,
+                )
 
-
-async def _cancel_when_ending(ending: Ending, starting: trio.CancelScope, watching: trio.CancelScope) -> None:
-    with watching:
-        await ending.wait()
-        starting.cancel()
+    return await live(serve)
 
 
 async def serve_client(
@@ -166,7 +144,7 @@ async def serve_client(
         ZtrioError: it cannot start; nothing was served.
     """
     audit = AuditBus(recorder=store.record, redact=redact)
-    store.watch(lambda why: _follow_store(audit, why))
+    store.watch(audit.follow_store)
     policy = ServerPolicy(mode=settings.gate, on_expire=settings.on_expire, on_reset=settings.on_reset)
     pending = PendingSettings(mode=settings.gate, servers={settings.name: policy})
     tracker = Tracker(pending, audit=audit, store=store, notify=notify)
@@ -233,15 +211,6 @@ async def _wind_down(gateway: Gateway, tracker: Tracker, cause: str) -> None:
     tracker.closing = True
     gateway.leave_calls()
     await gateway.stop()
-
-
-def _follow_store(audit: AuditBus, why: str | None) -> None:
-    """The store cannot be written, for this reason; with None it can again, and has written what was kept."""
-    if why is not None:
-        audit.mark_unavailable("database", f"the store cannot be written: {why}")
-    else:
-        audit.mark_available("database")
-        audit.mark_available("log")
 
 
 def _no_operator(why: str) -> None:

@@ -21,6 +21,7 @@ from ztrio.errors import InvalidArguments
 from ztrio.pending import LateOutcome, reconcile_ids
 from ztrio_mcp import jsonrpc
 from ztrio_mcp.objects import Fields, encode_fields, fields_of, raw
+from ztrio_mcp.results import RECONCILES_META, TIMEOUT_META
 
 __all__ = [
     "CALL_ID_META",
@@ -33,8 +34,6 @@ __all__ = [
 ]
 
 CALL_ID_META: Final = "ztrio/call_id"
-TIMEOUT_META: Final = "ztrio/timeout"
-RECONCILES_META: Final = "ztrio/reconciles"
 SCOPE_META: Final = "ztrio/scope"
 
 _OURS: Final = "ztrio/"
