@@ -100,8 +100,9 @@ def call(number: Any, params: dict[str, Any]) -> dict[str, Any] | None:
 def answer(request: dict[str, Any]) -> None:
     method, number, params = request["method"], request["id"], request.get("params") or {}
     if method == "initialize":
-        if "refuse" in OPTIONS:
-            send(id=number, error={"code": -32602, "message": "not today"})
+        if "refuse" in OPTIONS or "modern" in OPTIONS:
+            code = -32602 if "refuse" in OPTIONS else -32601
+            send(id=number, error={"code": code, "message": "not today"})
             return
         result: Any = {
             "protocolVersion": params["protocolVersion"],
@@ -110,8 +111,8 @@ def answer(request: dict[str, Any]) -> None:
         }
         if "books" in OPTIONS:
             result["capabilities"]["experimental"] = {"ztrio/calls": {"version": 1}}
-    elif method == "server/discover":
-        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": {"name": "fake"}}
+    elif method == "server/discover" and "modern" in OPTIONS:
+        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": {"name": "fake", "version": "1"}}
         result["resultType"] = "complete"
     elif method == "tools/list":
         half = len(TOOLS) // 2

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
+import msgspec
 import trio
 
-from ztrio_mcp.peer import Ending, Exchange, Peer, PeerClosed, PeerQueueFull, Response
+from ztrio_mcp.peer import Ending, Exchange, Id, PeerClosed, PeerQueueFull, PeerStatistics, Response
 
-__all__ = ["ask"]
+__all__ = ["Wire", "ask"]
 
 _GONE: Final = (PeerClosed, PeerQueueFull)
 
+_Encoded = bytes | msgspec.Raw
 
-async def ask(peer: Peer, method: str, params: bytes | None, *, timeout: float) -> Response | None:
+
+class Wire(Protocol):
+    """A connection to a server as the gateway uses it; see `Peer`, which is one."""
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next request."""
+
+    def request(
+        self,
+        method: str,
+        params: _Encoded | None,
+        *,
+        on_response: Callable[[Response], object],
+        on_ended: Callable[[Exchange, Ending], object] | None = None,
+        on_progress: Callable[[msgspec.Raw], object] | None = None,
+        claim: Callable[[], bool] | None = None,
+    ) -> Exchange:
+        """Send a request."""
+
+    def notify(self, method: str, params: _Encoded | None, *, front: bool = False) -> None:
+        """Send a notification."""
+
+    def respond(self, id: Id | None, *, result: _Encoded | None = None, error: _Encoded | None = None) -> None:  # noqa: A002 - the protocol's word
+        """Answer a request of the other side."""
+
+    def forget(self, exchange: Exchange) -> None:
+        """Nobody waits any more."""
+
+    def withdraw(self, exchange: Exchange) -> bool:
+        """Take a request back; whether nothing of it was written."""
+
+    def statistics(self) -> PeerStatistics:
+        """A snapshot."""
+
+
+async def ask(peer: Wire, method: str, params: bytes | None, *, timeout: float) -> Response | None:
     """Send a request and wait for its response.
 
     Args:

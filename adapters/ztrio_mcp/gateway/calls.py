@@ -26,7 +26,7 @@ from ztrio_mcp.gateway.seam import Reply, Seam
 from ztrio_mcp.gateway.story import CallRequest
 from ztrio_mcp.gateway.wire import CALL_ID_META, CallParams, decode_call, shape_of, with_meta
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR
-from ztrio_mcp.objects import encode_fields, fields_of, raw
+from ztrio_mcp.objects import Fields, encode_fields, fields_of, raw
 from ztrio_mcp.results import OUTCOME_META, WARNING_META, error_result
 
 __all__ = ["ToolCalls"]
@@ -53,6 +53,8 @@ class ToolCalls:
         self.own: OwnTools | None = None
         # How a result of our own is said in the client's era.
         self.own_result: Callable[[dict[str, Any]], dict[str, Any]] = lambda result: result
+        # What a call of our own carries in its `_meta`, in an era in which each request says who asks.
+        self.envelope: Fields = {}
         self._seam = seam
         self._client = client
         self._secret = secret
@@ -142,6 +144,8 @@ class ToolCalls:
         """
         if params.tool in OWN_TOOLS:
             raise InvalidArguments(f"{params.tool} is not one of the server's tools. Nothing was sent.")
+        if self.envelope:
+            params = attrs.evolve(params, meta={**params.meta, **self.envelope})
         reply = await self._seam.call(CallRequest(params=params), context)
         if reply.answer.result is None:
             raise BatchError(jsonrpc.decode(_error_of(reply)))

@@ -19,28 +19,32 @@ from ztrio.tracking.tracker import Tracker
 from ztrio.upstream import Command, RestartPolicy, Timing
 from ztrio_mcp.client import Client, ClientRequest
 from ztrio_mcp.gateway.asking import Asking
+from ztrio_mcp.gateway.asks import Wire
 from ztrio_mcp.gateway.batch import Batch
 from ztrio_mcp.gateway.calls import ToolCalls
 from ztrio_mcp.gateway.catalogue import Catalogue
+from ztrio_mcp.gateway.crossing import cross
+from ztrio_mcp.gateway.eras import METHOD_NOT_FOUND, MODERN_VERSIONS, UNSUPPORTED_VERSION, ClientHello, Translator
 from ztrio_mcp.gateway.flights import Answer, Flight
-from ztrio_mcp.gateway.handshake import ClientHello, UpstreamHello, hello_of, meet
+from ztrio_mcp.gateway.handshake import UpstreamHello, hello_of, meet
 from ztrio_mcp.gateway.health import Health
 from ztrio_mcp.gateway.held import LateResults
+from ztrio_mcp.gateway.listening import Listening
 from ztrio_mcp.gateway.own_tools import OWN_TOOLS, OwnTools
 from ztrio_mcp.gateway.passing import Passing, capabilities_shown
 from ztrio_mcp.gateway.proving import Prover
 from ztrio_mcp.gateway.seam import Seam
 from ztrio_mcp.gateway.settings import GatewaySettings
 from ztrio_mcp.gateway.subject import GatewaySubject
+from ztrio_mcp.gateway.translated import CANCELLED, LISTEN, TranslatedWire
 from ztrio_mcp.gateway.upstream import Connection, Upstream
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
+from ztrio_mcp.objects import fields_of
 from ztrio_mcp.peer import LINE_LIMIT, Handler, Id, Peer, PeerClosed, PeerQueueFull
 
 __all__ = ["Gateway"]
 
-_HELLO: Final = frozenset({"initialize", "server/discover"})
-_LISTENS: Final = "subscriptions/listen"
-_LISTS: Final = ("tools", "resources", "prompts")
+_HELLO: Final = {"initialize": "legacy", "server/discover": "modern"}
 _POLL: Final = 0.005  # seconds between looks at what is still to be answered, at the end
 
 
@@ -86,7 +90,8 @@ class Gateway:
         self._hello: ClientHello | None = None
         self._met = trio.Event()
         self._asking: Asking | None = None
-        self._answered_hello = False
+        # Between the two, where the server speaks in the other era.
+        self._crossing: TranslatedWire | None = None
         self.client = Client(
             stdin=fds[0],
             stdout=fds[1],
@@ -94,6 +99,7 @@ class Gateway:
             on_notification=self._notification,
             line_limit=LINE_LIMIT,
         )
+        self._listening = Listening(self.client)
         epochs = itertools.count(1)
         self.upstream = Upstream(
             settings.name,
@@ -142,7 +148,7 @@ class Gateway:
 
     async def answered(self) -> None:
         """Wait until everything that the client asked is answered, but for what never ends by itself."""
-        while any(request.method != _LISTENS for request in self.client.in_flight()):  # noqa: ASYNC110 - once, at the end
+        while any(request.method != LISTEN for request in self.client.in_flight()):  # noqa: ASYNC110 - once, at the end
             await trio.sleep(_POLL)
 
     def leave_calls(self) -> None:
@@ -166,9 +172,15 @@ class Gateway:
                 return
             if self._hello.era == "modern":
                 self._calls.own_result = _modern
+                self._calls.envelope = fields_of(self._hello.envelope or b"{}")
             self._met.set()
         if request.method in _HELLO:
-            self._nursery.start_soon(self._answer_hello, request)
+            if _HELLO[request.method] == self._hello.era:
+                self._nursery.start_soon(self._answer_hello, request)
+            else:
+                _refuse_era(request, self._hello)
+        elif request.method == LISTEN and self._hello.era == "modern":
+            self._listening.request(request)
         elif request.method == "tools/call":
             self._calls.request(request)
         else:
@@ -181,7 +193,6 @@ class Gateway:
             except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
                 request.refuse(INTERNAL_ERROR, str(error))
                 return
-            self._answered_hello = True
             request.answer(capabilities_shown(connection.hello))
             return
         death = self.upstream.keeper.last_death
@@ -209,16 +220,23 @@ class Gateway:
         assert self._hello is None or self._asking is None
         return _FromServer(self)
 
-    async def meet(self, peer: Peer) -> tuple[UpstreamHello, bytes | None]:
+    async def meet(self, peer: Peer) -> tuple[Wire, UpstreamHello, bytes | None]:
         """Shake hands, once the client has said who it is."""
         await self._met.wait()
-        hello = self._hello
+        hello, name = self._hello, self._settings.name
         assert hello is not None
-        self._asking = Asking(self.client, hello.capabilities, self._only_call)
+        # No server asks a client of the later era: it answers that it wants input.
+        self._asking = Asking(self.client, hello.capabilities if hello.era == "legacy" else {}, self._only_call)
         self._asking.peer = peer
         with trio.fail_after(self._settings.start_timeout):
-            said = await meet(peer, hello, self._settings.name)
-        return said, _envelope(hello)
+            said = await meet(peer, hello, name)
+        translator = Translator(hello, said)
+        crossing = self._crossing = cross(peer, translator, said)
+        if crossing is None:
+            return peer, said, hello.envelope
+        crossing.deliver = self._listening.notification
+        crossing.begin()
+        return crossing, translator.seen(name), hello.envelope
 
     async def welcome(self, connection: Connection) -> None:
         """Ask for its tools before anything of them can be called."""
@@ -228,10 +246,7 @@ class Gateway:
     def ready(self, connection: Connection) -> None:
         """Calls may go through it."""
         self._passing.tell_again(connection)
-        if self._answered_hello:  # the process is another than the one whose lists the client knows
-            for kind in _LISTS:
-                if kind in connection.hello.capabilities and self._hello is not None and self._hello.era == "legacy":
-                    self.client.notify(f"notifications/{kind}/list_changed", None)
+        self._listening.ready(connection)
         self._nursery.start_soon(self._look_after, connection)
 
     async def _look_after(self, connection: Connection) -> None:
@@ -247,15 +262,19 @@ class Gateway:
         if self._asking is not None:
             self._asking.end()
             self._asking = None
+        self._crossing = None
+        self._listening.lost()
 
     def from_server(self, method: str, params: msgspec.Raw | None) -> None:
         """The server tells something."""
-        if method == "notifications/cancelled" and self._asking is not None:
-            self._asking.cancelled(params)
-            return
         if method == "notifications/tools/list_changed":
             self._catalogue.changed()
-        self.client.notify(method, params)
+        told = [(method, params)] if self._crossing is None else self._crossing.incoming(method, params)
+        for said, about in told:
+            if said != CANCELLED:
+                self._listening.notification(said, about)
+            elif not self._listening.ended(params) and self._asking is not None:
+                self._asking.cancelled(params)
 
     def asked(self, id: Id, method: str, params: msgspec.Raw | None) -> None:  # noqa: A002 - the protocol's word
         """The server asks something."""
@@ -367,7 +386,10 @@ def _modern(result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "resultType": "complete"}
 
 
-def _envelope(hello: ClientHello) -> bytes | None:
+def _refuse_era(request: ClientRequest, hello: ClientHello) -> None:
+    """The connection's era was decided by its first request; an SDK asks again in the right one when it is told so."""
     if hello.era == "legacy":
-        return None
-    return bytes(msgspec.json.decode(hello.params, type=dict[str, msgspec.Raw])["_meta"])
+        request.refuse(METHOD_NOT_FOUND, f"this connection has been initialized; it has no {request.method}")
+    else:
+        data = {"supported": list(MODERN_VERSIONS), "requested": ""}
+        request.refuse(UNSUPPORTED_VERSION, "this connection speaks a protocol without initialize", data)

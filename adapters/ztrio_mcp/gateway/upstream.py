@@ -19,7 +19,8 @@ from ztrio.audit import AuditBus, AuditEvent
 from ztrio.pending import Lease, Transport
 from ztrio.tracking.tracker import EPOCH_ENDED
 from ztrio.upstream import Command, Death, Generation, Keeper, RestartPolicy, Timing
-from ztrio_mcp.gateway.handshake import UpstreamHello
+from ztrio_mcp.gateway.asks import Wire
+from ztrio_mcp.gateway.eras import UpstreamHello
 from ztrio_mcp.objects import Fields, encode_fields
 from ztrio_mcp.peer import Handler, Peer, PeerClosed, PeerQueueFull
 
@@ -35,14 +36,14 @@ class Connection:
     Args:
         epoch: Its number; of this process, never given twice.
         lease: The right to send through it.
-        peer: The wire.
-        hello: What the server said of itself.
+        peer: The wire, in the client's era.
+        hello: What the server said of itself, in the client's era.
         envelope: `_meta` of a request of ours, encoded, as the era wants it; None where it wants none.
     """
 
     epoch: int
     lease: Lease
-    peer: Peer
+    peer: Wire
     hello: UpstreamHello
     envelope: bytes | None
 
@@ -68,8 +69,8 @@ class Connected(Protocol):
     def handler(self, generation: int) -> Handler:
         """Who takes what the server sends by itself."""
 
-    async def meet(self, peer: Peer) -> tuple[UpstreamHello, bytes | None]:
-        """Shake hands; what the server said, and the envelope of requests of ours.
+    async def meet(self, peer: Peer) -> tuple[Wire, UpstreamHello, bytes | None]:
+        """Shake hands; the wire and what the server said, in the client's era, and the envelope of requests of ours.
 
         Raises:
             UpstreamUnavailable: it cannot be done; the message says what the server said.
@@ -151,9 +152,9 @@ class Upstream:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._run, peer, nursery.cancel_scope)
-                hello, envelope = await self._connected.meet(peer)
+                wire, hello, envelope = await self._connected.meet(peer)
                 lease = Lease(f"{self.name}#{generation.epoch}", generation.epoch)
-                connection = Connection(epoch=generation.epoch, lease=lease, peer=peer, hello=hello, envelope=envelope)
+                connection = Connection(epoch=generation.epoch, lease=lease, peer=wire, hello=hello, envelope=envelope)
                 with trio.move_on_after(_CATALOGUE):
                     await self._connected.welcome(connection)
                 self.connection = connection
