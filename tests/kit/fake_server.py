@@ -112,8 +112,8 @@ def answer(request: dict[str, Any]) -> None:
         if "books" in OPTIONS:
             result["capabilities"]["experimental"] = {"ztrio/calls": {"version": 1}}
     elif method == "server/discover" and "modern" in OPTIONS:
-        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": {"name": "fake", "version": "1"}}
-        result["resultType"] = "complete"
+        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}
+        result["serverInfo"] = {"name": "fake", "version": "1"}
     elif method == "tools/list":
         half = len(TOOLS) // 2
         result = {"tools": TOOLS[half:]} if params.get("cursor") else {"tools": TOOLS[:half], "nextCursor": "2"}

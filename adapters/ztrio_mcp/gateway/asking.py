@@ -75,6 +75,9 @@ class Asking:
         if method == "ping":
             self._respond(id, result=b"{}")
             return
+        if id in self._open:
+            self._respond(id, error=_encoder.encode({"code": jsonrpc.INVALID_REQUEST, "message": f"{id!r} is in use"}))
+            return
         needed = _NEEDS.get(method)
         if needed is None or needed not in self._capabilities:
             error = _encoder.encode({"code": _NO_METHOD, "message": f"this client knows no {method}"})

@@ -7,10 +7,11 @@ client that once sees no tools forgets them for good (R20). Whatever list passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import structlog
 import trio
 
 from ztrio_mcp import jsonrpc
@@ -19,6 +20,8 @@ from ztrio_mcp.gateway.upstream import Connection
 from ztrio_mcp.objects import Fields, encode_fields, fields_of
 
 __all__ = ["Catalogue"]
+
+_log: Final = structlog.get_logger("ztrio.gateway")
 
 _METHOD: Final = "tools/list"
 _PATIENCE: Final = 5.0  # seconds for one page
@@ -49,6 +52,8 @@ class Catalogue:
         # When the last whole list came, on trio's clock; None before the first.
         self._at: float | None = None
         self._stale = False
+        # Names of ours that the server has, too, and that have been warned of; never shrinks.
+        self._shadowed: set[str] = set()
 
     @property
     def stale(self) -> bool:
@@ -88,11 +93,15 @@ class Catalogue:
             if response is None or response.result is None:
                 self._stale = True
                 return False
-            page, cursor = _page(response.result)
-            tools.update(page)
+            try:
+                page, cursor = _page(response.result)
+            except msgspec.DecodeError:
+                break
+            tools.update({name: each.copy() for name, each in page.items()})
             if cursor is None:
                 self._take(tools, fields_of(response.result))
                 return True
+            cursor = cursor.copy()
         self._stale = True
         return False
 
@@ -109,7 +118,7 @@ class Catalogue:
         self._stale = True
 
     def _take(self, tools: dict[str, msgspec.Raw], last: Fields) -> None:
-        self._tools = {name: each.copy() for name, each in tools.items()}
+        self._tools = tools
         self._around = {key: each.copy() for key, each in last.items() if key not in {"tools", "nextCursor"}}
         self._at = trio.current_time()
         self._stale = False
@@ -125,18 +134,28 @@ class Catalogue:
         except msgspec.DecodeError:
             return result  # the client is to see what it is
         self._observe({name: _annotations(each) for name, each in page.items()})
-        if cursor is not None:
+        if cursor is not None and not self._own.keys() & page.keys():
             return result
-        theirs = [each for each in _list.decode(fields.get("tools", b"[]")) if _name(each) not in self._own]
-        fields["tools"] = _tools([*map(bytes, theirs), *self._own.values()])
+        theirs = map(bytes, self._theirs(_list.decode(fields.get("tools", b"[]"))))
+        fields["tools"] = _tools([*theirs, *(() if cursor is not None else self._own.values())])
         return encode_fields(fields)
 
     def remembered(self) -> bytes | None:
         """The last whole list as one page, with our own tools; None when there never was one."""
         if self._at is None:
             return None
-        theirs = [bytes(each) for name, each in self._tools.items() if name not in self._own]
+        theirs = map(bytes, self._theirs(self._tools.values()))
         return encode_fields({**self._around, "tools": _tools([*theirs, *self._own.values()])})
+
+    def _theirs(self, tools: Iterable[msgspec.Raw]) -> Iterator[msgspec.Raw]:
+        """Tools without those that have the name of one of ours: a call of that name reaches ours."""
+        for tool in tools:
+            name = _name(tool)
+            if name is None or name not in self._own:
+                yield tool
+            elif name not in self._shadowed:
+                self._shadowed.add(name)
+                _log.warning("the server has a tool of the gateway's name, which cannot be called", tool=name)
 
 
 def _tools(tools: Sequence[bytes]) -> msgspec.Raw:
@@ -160,5 +179,8 @@ def _name(tool: msgspec.Raw) -> str | None:
 
 def _annotations(tool: msgspec.Raw) -> Mapping[str, Any] | None:
     hints = fields_of(tool).get("annotations")
-    found = None if hints is None else jsonrpc.decode(bytes(hints))
+    try:
+        found = None if hints is None else jsonrpc.decode(bytes(hints))
+    except ValueError:  # a number that cannot be held: nothing is believed of such a tool
+        return None
     return found if isinstance(found, dict) else None

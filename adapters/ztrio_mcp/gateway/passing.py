@@ -51,6 +51,8 @@ class Passing:
         self._catalogue = catalogue
         self._patience = patience
         self._nursery = nursery
+        # A tools/list under way → the wait after which it is answered from memory.
+        self._lists: dict[ClientRequest, trio.CancelScope] = {}
         # (method, what it is about) → parameters, of what a new process has to be told, too.
         self._told: dict[tuple[str, bytes], bytes] = {}
 
@@ -99,17 +101,22 @@ class Passing:
             return
 
         def cancel(reason: str) -> None:
+            self._waited(request)
             peer.forget(exchange)
             if exchange.sent:
                 connection.tell_cancelled(exchange.id, reason)
 
         request.on_cancel = cancel
-        if listed:
+        if listed and request.in_flight:
             self._nursery.start_soon(self._answer_from_memory, request, exchange, connection)
 
     async def _answer_from_memory(self, request: ClientRequest, exchange: Exchange, connection: Connection) -> None:
         """A server that is busy does not list its tools in time: answer what it said last."""
-        await trio.sleep(_LISTED)
+        with trio.CancelScope() as scope:
+            self._lists[request] = scope
+            await trio.sleep(_LISTED)
+        if self._lists.pop(request, None) is None:
+            return
         remembered = self._catalogue.remembered()
         if request.in_flight and remembered is not None:
             connection.peer.forget(exchange)
@@ -119,6 +126,7 @@ class Passing:
     # ---- from the server
 
     def _answered(self, request: ClientRequest, response: Response) -> None:
+        self._waited(request)
         if response.result is not None:
             if request.method in _REMEMBERED or request.method == "resources/unsubscribe":
                 self._remember(request)
@@ -130,8 +138,14 @@ class Passing:
             request.refuse(INTERNAL_ERROR, f"{self._upstream.name} has answered with no response: {response.malformed}")
 
     def _lost(self, request: ClientRequest, _exchange: Exchange | None, _ending: Ending | None) -> None:
+        self._waited(request)
         data = {"code": "UPSTREAM_DIED", "server": self._upstream.name}
         request.refuse(INTERNAL_ERROR, f"The connection to {self._upstream.name} ended before it had answered.", data)
+
+    def _waited(self, request: ClientRequest) -> None:
+        scope = self._lists.pop(request, None)
+        if scope is not None:
+            scope.cancel()
 
     def _progressed(self, request: ClientRequest, token: msgspec.Raw, params: msgspec.Raw) -> None:
         if request.in_flight:
@@ -140,21 +154,30 @@ class Passing:
     # ---- after a restart
 
     def _remember(self, request: ClientRequest) -> None:
-        if request.params is None:
+        try:
+            fields = fields_of(request.params or b"")
+        except msgspec.DecodeError:  # which the server took all the same
             return
-        fields = fields_of(request.params)
         method = "resources/subscribe" if request.method == "resources/unsubscribe" else request.method
         about = _REMEMBERED[method]
         key = method, b"" if about is None else bytes(fields.get(about, b""))
         if request.method == "resources/unsubscribe":
             self._told.pop(key, None)
         else:
-            self._told[key] = bytes(request.params)
+            self._told[key] = bytes(request.params or b"")
 
     def tell_again(self, connection: Connection) -> None:
-        """Tell a new process what the last one had been told."""
-        for (method, _), params in self._told.items():
-            connection.peer.request(method, params, on_response=lambda _response: None)
+        """Tell a new process what the last one had been told; what it tells of may be another by now."""
+        try:
+            for (method, about), params in list(self._told.items()):
+                on_response = partial(self._again, about) if method == "resources/subscribe" else lambda _response: None
+                connection.peer.request(method, params, on_response=on_response)
+        except (PeerClosed, PeerQueueFull):
+            return  # the next connection is told
+
+    def _again(self, uri: bytes, response: Response) -> None:
+        if response.result is not None:
+            self._client.notify("notifications/resources/updated", encode_fields({"uri": msgspec.Raw(uri)}))
 
 
 def _with_token(params: msgspec.Raw | None, wire_id: int) -> tuple[bytes | msgspec.Raw | None, msgspec.Raw | None]:
