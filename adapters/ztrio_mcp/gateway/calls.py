@@ -1,13 +1,15 @@
 """The surface that MCP clients see: a `tools/call` of theirs, from its frame to the frame of its answer.
 
-One task a call. A client's cancel reaches that task as the cancellation of its scope, and then nothing is answered
-(MCP, Cancellation: the receiver should not respond); what the call became is on the books. Everything that ztrio has
-to say about a call is an `isError` result that a model can read; what the server says passes as it is.
+One task a call, but its frame goes on in the step that read it, and so does its answer: the task only waits. A client's
+cancel reaches that task as the cancellation of its scope, and then nothing is answered (MCP, Cancellation: the receiver
+should not respond); what the call became is on the books. Everything that ztrio has to say about a call is an `isError`
+result that a model can read; what the server says passes as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -22,8 +24,8 @@ from ztrio_mcp import jsonrpc
 from ztrio_mcp.client import Client, ClientRequest
 from ztrio_mcp.gateway.batch import BatchError
 from ztrio_mcp.gateway.own_tools import OWN_TOOLS, OwnTools
-from ztrio_mcp.gateway.seam import Reply, Seam
-from ztrio_mcp.gateway.story import CallRequest
+from ztrio_mcp.gateway.seam import Seam
+from ztrio_mcp.gateway.story import CallRequest, Reply, Story
 from ztrio_mcp.gateway.wire import CALL_ID_META, CallParams, decode_call, shape_of, with_meta
 from ztrio_mcp.jsonrpc import INTERNAL_ERROR
 from ztrio_mcp.objects import Fields, encode_fields, fields_of, raw
@@ -66,54 +68,82 @@ class ToolCalls:
     # ---- from the client
 
     def request(self, request: ClientRequest) -> None:
-        """Begin to answer a `tools/call`."""
-        scope = trio.CancelScope()
-        request.on_cancel = lambda _reason: scope.cancel()
-        self._scopes.add(scope)
-        self._nursery.start_soon(self._run, request, scope)
+        """Begin to answer a `tools/call`, in the order in which they are read."""
+        context = self._context_of(request)
+        with self._defects(request):
+            try:
+                params = decode_call(request.params)
+                if params.tool in OWN_TOOLS and self.own is not None:
+                    self._start(request, self._answer_own, self.own, params, context)
+                else:
+                    self._enter(request, params, context)
+            except ZtrioError as error:
+                self._failed(request, error)
 
     def leave(self) -> None:
         """Nobody waits for any call any more, because everything ends."""
         for scope in self._scopes:
             scope.cancel()
 
-    async def _run(self, request: ClientRequest, scope: trio.CancelScope) -> None:
-        handed: list[str] = []
+    def _enter(self, request: ClientRequest, params: CallParams, context: CallContext) -> None:
+        params, lineage = self._continued(params, context)
+
+        def on_reply(reply: Reply) -> None:
+            with self._defects(request, reply.call_id):
+                if reply.answer.result is None:
+                    request.fail(_error_of(reply))
+                else:
+                    request.answer(self._result(reply, lineage, context))
+
+        on_progress = self._progress(request, params)
+        asked = CallRequest(params=params, on_progress=on_progress, lineage=lineage, on_reply=on_reply)
+        self._start(request, self._finish, self._seam.enter(asked, context))
+
+    def _start(self, request: ClientRequest, run: Callable[..., Awaitable[None]], *about: Any) -> None:
+        scope = trio.CancelScope()
+        request.on_cancel = lambda _reason: scope.cancel()
+        self._scopes.add(scope)
+        self._nursery.start_soon(run, request, scope, *about)
+
+    async def _finish(self, request: ClientRequest, scope: trio.CancelScope, story: Story) -> None:
         try:
-            with scope:
-                await self._answer(request, handed)
-        except Exception as error:  # noqa: BLE001 - a defect costs its own call only
-            _log.exception("a call failed in the gateway", call_id=handed[0] if handed else None)
-            request.refuse(INTERNAL_ERROR, _broke(error, handed))
+            with self._defects(request, story.call_id), scope:
+                await self._seam.finish(story)
+        except ZtrioError as error:
+            self._failed(request, error)
         finally:
             self._scopes.discard(scope)
-        if scope.cancelled_caught and handed:
-            self._seam.forward_cancel(handed[0])
+        if scope.cancelled_caught:
+            self._seam.forward_cancel(story.call_id)
 
-    async def _answer(self, request: ClientRequest, handed: list[str]) -> None:
-        context = self._context_of(request)
+    async def _answer_own(
+        self, request: ClientRequest, scope: trio.CancelScope, own: OwnTools, params: CallParams, context: CallContext
+    ) -> None:
         try:
-            params = decode_call(request.params)
-            if params.tool in OWN_TOOLS and self.own is not None:
-                result = await self.own.call(params.tool, params.arguments, context)
+            with self._defects(request), scope:
+                result = await own.call(params.tool, params.arguments, context)
                 request.answer(_encoder.encode(self.own_result(result)))
-                return
-            params, lineage = self._continued(params, context)
-            reply = await self._seam.call(
-                CallRequest(
-                    params=params,
-                    on_progress=self._progress(request, params),
-                    lineage=lineage,
-                    handed=handed.append,
-                ),
-                context,
-            )
-            if reply.answer.result is None:
-                request.fail(_error_of(reply))
-            else:
-                request.answer(self._result(reply, lineage, context))
         except ZtrioError as error:
-            request.answer(_encoder.encode(self.own_result(error_result(error))))
+            self._failed(request, error)
+        finally:
+            self._scopes.discard(scope)
+
+    def _failed(self, request: ClientRequest, error: ZtrioError) -> None:
+        request.answer(_encoder.encode(self.own_result(error_result(error))))
+
+    @contextmanager
+    def _defects(self, request: ClientRequest, call_id: str | None = None) -> Iterator[None]:
+        """A defect costs its own call only."""
+        try:
+            yield
+        except ZtrioError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            _log.exception("a call failed in the gateway", call_id=call_id)
+            said = f"The gateway failed: {type(error).__name__}."
+            if call_id is not None:
+                said += f" The call {call_id} may have happened; `ztrio_pending_call` says more."
+            request.refuse(INTERNAL_ERROR, said)
 
     def _context_of(self, request: ClientRequest) -> CallContext:
         context = self._context
@@ -203,8 +233,3 @@ def _error_of(reply: Reply) -> bytes:
         return bytes(answer.error)
     message = f"The server answered the call {reply.call_id} with what is no response ({answer.malformed})."
     return _encoder.encode({"code": INTERNAL_ERROR, "message": message})
-
-
-def _broke(error: Exception, handed: list[str]) -> str:
-    what = f"The gateway failed: {type(error).__name__}."
-    return f"{what} The call {handed[0]} may have happened; `ztrio_pending_call` says more." if handed else what

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import trio
 
-from ztrio.calls import CallContext
 from ztrio.errors import NotSent, StoreUnavailable, Unresolved
 from ztrio.pending import Phase, Reason, State, Transition
 from ztrio.upstream import Death
@@ -22,7 +21,7 @@ from ztrio_mcp.gateway.wire import CallParams, late_outcome_of, shape_of
 from ztrio_mcp.peer import Ending, Exchange, PeerClosed, PeerQueueFull, Response
 
 if TYPE_CHECKING:
-    from ztrio_mcp.gateway.seam import Seam
+    from ztrio_mcp.gateway.story import Reply, Story
 
 __all__ = ["Passage"]
 
@@ -39,33 +38,21 @@ class Passage:
     """The passage of one call through one connection.
 
     Args:
-        seam: The way that it takes.
+        story: The call.
         flight: Its entry.
         connection: The connection that it may go through, and no other.
-        context: Who calls.
         warning: What the caller is told about other calls, or None.
-        caller_limit: Whether the limit is the caller's own.
     """
 
-    def __init__(
-        self,
-        seam: Seam,
-        flight: Flight,
-        connection: Connection,
-        context: CallContext,
-        warning: dict[str, Any] | None,
-        *,
-        caller_limit: bool,
-    ) -> None:
+    def __init__(self, story: Story, flight: Flight, connection: Connection, warning: dict[str, Any] | None) -> None:
         self.flight = flight
-        self.warning = warning
-        self._seam = seam
+        self._story = story
+        self._seam = story.seam
         self._connection = connection
-        self._context = context
-        self._caller_limit = caller_limit
+        self._warning = warning
         self._began = trio.current_time()
-        # Whether the answer is a result and no error of the tool or the protocol.
-        self.succeeded = False
+        # What is answered, once there is a response in time.
+        self._reply: Reply | None = None
         # Ids that the call settles, if it is a read that succeeds.
         self._reconciles: tuple[str, ...] = ()
         # What became of the call when its server died; None for one on no books.
@@ -173,18 +160,19 @@ class Passage:
             return
         flight.answer = answer
         shape = None if answer.result is None else shape_of(answer.result)
-        self.succeeded = shape is not None and not shape.is_error and not shape.wants_input
+        succeeded = shape is not None and not shape.is_error and not shape.wants_input
         if flight.tracked:
             tracker.did(
                 tracker.registry.complete(
                     call.call_id,
-                    succeeded=self.succeeded,
+                    succeeded=succeeded,
                     reconciles=self._reconciles,
-                    actor=self._seam.desk.actor(self._context),
+                    actor=self._seam.desk.actor(self._story.context),
                     **tracker.moment(),
                 )
             )
         self._seam.flights.remove(flight)
+        self._reply = self._story.completed(answer, self._warning, succeeded=succeeded)
         flight.wake()
 
     def _progressed(self, params: msgspec.Raw) -> None:
@@ -237,7 +225,7 @@ class Passage:
         if flight.death is not None:
             raise self._unresolved(self._became)
         flight.left = True
-        reason = Reason.CALLER_DEADLINE if self._caller_limit else Reason.DEADLINE_EXCEEDED
+        reason = Reason.CALLER_DEADLINE if self._story.caller_limit else Reason.DEADLINE_EXCEEDED
         if self._seam.hooks.waits_for_human(flight):
             reason = Reason.WAITING_HUMAN
         became = self._leave_for_good(reason)
@@ -311,20 +299,19 @@ class Passage:
         registry = seam.tracker.registry
         record = registry.get(call.call_id if became.blocker is None else became.blocker)
         if record is not None:
-            seam.desk.attach(error, record, self._context)
+            seam.desk.attach(error, record, self._story.context)
         return error
 
-    def answer(self) -> Answer:
-        """The response.
+    def reply(self) -> Reply:
+        """What is answered.
 
         Raises:
             NotSent: the connection ended before the frame was written.
         """
-        answer = self.flight.answer
-        if answer is None:
+        if self._reply is None:
             call = self.flight.call
             raise NotSent(
                 f"The connection to {call.server} ended before {call.tool} was sent. Nothing happened; repeat it.",
                 phase=str(Phase.CONNECT),
             )
-        return answer
+        return self._reply

@@ -16,9 +16,8 @@ next connection.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Protocol
 
-import attrs
 import trio
 
 from ztrio.audit import AuditBus
@@ -40,27 +39,11 @@ from ztrio.tracking.tracker import Tracker
 from ztrio_mcp.gateway.flights import Answer, Flight, Flights
 from ztrio_mcp.gateway.passage import Passage
 from ztrio_mcp.gateway.settings import GatewaySettings
-from ztrio_mcp.gateway.story import CallRequest, Story
+from ztrio_mcp.gateway.story import CallRequest, Reply, Story
+from ztrio_mcp.gateway.turns import Turns
 from ztrio_mcp.gateway.upstream import Connection, Upstream
 
-__all__ = ["Reply", "Seam", "SeamHooks"]
-
-_ENDED: Final = "The connection to {server} ended before {tool} was sent. Nothing happened; repeat it."
-
-
-@attrs.frozen(kw_only=True)
-class Reply:
-    """What a server answered.
-
-    Args:
-        call_id: The call.
-        answer: The response.
-        warning: What the caller is told about other calls, or None.
-    """
-
-    call_id: str
-    answer: Answer
-    warning: dict[str, object] | None = None
+__all__ = ["Seam", "SeamHooks"]
 
 
 class SeamHooks(Protocol):
@@ -115,32 +98,62 @@ class Seam:
         self.hooks = hooks
         self._sync = sync
         self.flights = Flights(upstream.name, tracker)
-        self._running = trio.CapacityLimiter(settings.concurrency)
+        self.turns = Turns(settings.concurrency, settings.queue)
         audit.add_reducer(self.flights.learn)
         upstream.on_death = self.flights.died
 
     # ---- the way of a call
 
-    async def call(self, request: CallRequest, context: CallContext | None) -> Reply:
-        """Have a call made.
+    def enter(self, request: CallRequest, context: CallContext | None) -> Story:
+        """Begin a call, and send it at once where nothing has to be waited for.
+
+        Without a checkpoint, so calls run in the order in which they are entered.
 
         Args:
             request: The call.
             context: Who calls; a call without one is `local`'s and counts as destructive, whatever its tool says.
 
+        Returns:
+            The call, which `finish` must be given.
+
         Raises:
-            NotSent, QueueTimeout, QueueFull, UpstreamUnavailable: nothing was sent.
+            NotSent, QueueFull: nothing was sent.
             InvalidArguments, PermissionDenied, StoreUnavailable, CallGated, RegistryFull: it was refused; nothing was
                 sent.
-            Unresolved: it was sent, and nobody knows what became of it. The error names it.
         """
-        story = Story(self, request, context or LOCAL, new_id("pc_"), closed=context is None)
-        if request.handed is not None:
-            request.handed(story.call_id)
+        turn = self.turns.take()
+        story = Story(self, request, context or LOCAL, new_id("pc_"), turn, closed=context is None)
         story.publish("allow", timeout=story.limits.timeout)
         try:
             story.admit()
-            return await self._in_turn(story)
+            if turn.refused:
+                raise QueueFull(
+                    f"{story.tool} was not sent: {self.turns.running} calls run on {self.server}, and "
+                    f"{self.turns.waiting} wait. Nothing happened; repeat it later."
+                )
+            if turn.granted and self._upstream.connection is not None and self._sync is None:
+                story.passage = self._begin(story, self._upstream.connection)
+                if story.passage is not None:
+                    story.passage.note()
+                    story.passage.depart(request.params)
+        except BaseException as error:
+            turn.give_back()
+            if isinstance(error, ZtrioError):
+                story.failed(error)
+            raise
+        return story
+
+    async def finish(self, story: Story) -> Reply:
+        """Wait for what becomes of a call that was entered.
+
+        Raises:
+            NotSent, QueueTimeout, UpstreamUnavailable: nothing was sent.
+            StoreUnavailable, CallGated, RegistryFull: it was refused when its turn had come; nothing was sent.
+            Unresolved: it was sent, and nobody knows what became of it. The error names it.
+        """
+        try:
+            with story.turn:
+                return await self._through(story)
         except ZtrioError as error:
             story.failed(error)
             raise
@@ -148,32 +161,28 @@ class Seam:
             story.cancelled()
             raise
 
-    async def _in_turn(self, story: Story) -> Reply:
-        running = self._running
-        try:
-            running.acquire_on_behalf_of_nowait(story)
-        except trio.WouldBlock:
-            await self._queue(story)
-        try:
-            connection = self._upstream.connection or await self._connect()
-            return await self._send(story, connection)
-        finally:
-            running.release_on_behalf_of(story)
+    async def call(self, request: CallRequest, context: CallContext | None) -> Reply:
+        """Have a call made: `enter`, then `finish`."""
+        return await self.finish(self.enter(request, context))
 
-    async def _queue(self, story: Story) -> None:
-        running, most = self._running, self.settings.queue
-        if running.statistics().tasks_waiting >= most:
-            await trio.lowlevel.checkpoint()
-            raise QueueFull(
-                f"{story.tool} was not sent: {running.total_tokens:g} calls run on {self.server}, and {most} wait. "
-                "Nothing happened; repeat it later."
-            )
+    async def _through(self, story: Story) -> Reply:
+        await self._wait_for_turn(story)
+        passage = story.passage or await self._depart(story)
+        await passage.wait()
+        if passage.flight.unsendable:  # its connection ended before its first byte: once more
+            passage = await self._depart(story)
+            await passage.wait()
+        return passage.reply()
+
+    async def _wait_for_turn(self, story: Story) -> None:
+        if story.turn.granted:
+            return
         with trio.move_on_after(self.settings.queue_timeout):
-            await running.acquire_on_behalf_of(story)
+            await story.turn.wait()
             return
         raise QueueTimeout(
             f"{story.tool} was not sent: it had waited {self.settings.queue_timeout:g} s for one of the "
-            f"{running.total_tokens:g} calls that run on {self.server}. Nothing happened; repeat it later."
+            f"{self.turns.running} calls that run on {self.server}. Nothing happened; repeat it later."
         )
 
     async def _connect(self) -> Connection:
@@ -184,24 +193,29 @@ class Seam:
             phase=str(Phase.CONNECT),
         )
 
-    async def _send(self, story: Story, connection: Connection) -> Reply:
-        passage = self.begin(story, connection)
-        if passage is None:  # its lease died before it was sent: one fresh lease, one fresh check
-            connection = self._upstream.connection or await self._connect()
-            passage = self.begin(story, connection)
-        if passage is None:
-            raise NotSent(_ENDED.format(server=self.server, tool=story.tool), phase=str(Phase.CONNECT))
-        await self._depart(story, passage)
-        await passage.wait()
-        if passage.flight.unsendable and not story.again:
-            story.again = True
-            return await self._send(story, self._upstream.connection or await self._connect())
-        answer = passage.answer()
-        story.completed(answer, passage)
-        self.hooks.answered_in_time(story.call_id, answer)
-        return Reply(call_id=story.call_id, answer=answer, warning=passage.warning)
+    async def _depart(self, story: Story) -> Passage:
+        """Send a call by the connection that is ready now, or is ready next."""
+        for _ in range(2):  # its lease died before it was sent: one fresh lease, one fresh check
+            passage = self._begin(story, self._upstream.connection or await self._connect())
+            if passage is not None:
+                break
+        else:
+            raise NotSent(
+                f"The connection to {self.server} ended before {story.tool} was sent. Nothing happened; repeat it.",
+                phase=str(Phase.CONNECT),
+            )
+        if passage.note() and self._sync is not None:
+            try:
+                await self._sync()
+            except OSError as error:
+                raise passage.unnoted(error) from error
+            except trio.Cancelled:
+                passage.abandon()
+                raise
+        passage.depart(story.request.params)
+        return passage
 
-    def begin(self, story: Story, connection: Connection) -> Passage | None:
+    def _begin(self, story: Story, connection: Connection) -> Passage | None:
         """Check and reserve a call, all without a checkpoint.
 
         Returns:
@@ -234,20 +248,7 @@ class Seam:
             tracked=begun.tracked,
         )
         flight.limit.deadline = flight.ceiling if limits.idle is None else min(flight.ceiling, now + limits.idle)
-        return Passage(self, flight, connection, story.context, warning, caller_limit=story.caller_limit)
-
-    async def _depart(self, story: Story, passage: Passage) -> None:
-        """Note a call, and hand its frame to the writer."""
-        noted = passage.note()
-        if noted and self._sync is not None:
-            try:
-                await self._sync()
-            except OSError as error:
-                raise passage.unnoted(error) from error
-            except trio.Cancelled:
-                passage.abandon()
-                raise
-        passage.depart(story.request.params)
+        return Passage(story, flight, connection, warning)
 
     # ---- what others find out
 

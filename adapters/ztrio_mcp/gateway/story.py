@@ -7,7 +7,7 @@ which may refuse and never admits. What counts is the check at the seam.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
@@ -28,13 +28,29 @@ from ztrio.pending import Call, Lease, State, Tier, Transport, open_scope_handle
 from ztrio_mcp.gateway.flights import Answer
 from ztrio_mcp.gateway.passage import Passage
 from ztrio_mcp.gateway.settings import ToolLimits
+from ztrio_mcp.gateway.turns import Turn
 from ztrio_mcp.gateway.upstream import Connection
 from ztrio_mcp.gateway.wire import CallParams
 
 if TYPE_CHECKING:
     from ztrio_mcp.gateway.seam import Seam
 
-__all__ = ["CallRequest", "Story"]
+__all__ = ["CallRequest", "Reply", "Story"]
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What a server answered.
+
+    Args:
+        call_id: The call.
+        answer: The response.
+        warning: What the caller is told about other calls, or None.
+    """
+
+    call_id: str
+    answer: Answer
+    warning: dict[str, object] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -45,13 +61,14 @@ class CallRequest:
         params: The parameters of the `tools/call`.
         on_progress: Told of the call's progress while its caller waits; None for a caller who wants none.
         lineage: The call that this one continues, and what its server gave to continue it with.
-        handed: Told the call's id before anything is waited for.
+        on_reply: Given the answer in the very step in which it is read, which a task would be a turn of the event
+            loop later; must not wait, and must not raise. None for a caller who takes what `finish` returns.
     """
 
     params: CallParams
     on_progress: Callable[[msgspec.Raw], None] | None = None
     lineage: str | None = None
-    handed: Callable[[str], object] | None = None
+    on_reply: Callable[[Reply], object] | None = None
 
 
 @attrs.define(eq=False)
@@ -62,10 +79,11 @@ class Story:
     request: CallRequest
     context: CallContext
     call_id: str
+    turn: Turn
     # It came without a context, so the gate takes it for the worst.
     closed: bool = attrs.field(default=False, kw_only=True)
-    # Set once, by the first try that was not sent because its lease had died.
-    again: bool = False
+    # Its frame, where it was sent as soon as it was entered.
+    passage: Passage | None = attrs.field(init=False, default=None)
     limits: ToolLimits = attrs.field(init=False)
     caller_limit: bool = attrs.field(init=False, default=False)
     _began: float = attrs.field(init=False)
@@ -163,12 +181,17 @@ class Story:
             )
         )
 
-    def completed(self, answer: Answer, passage: Passage) -> None:
-        """It is answered, also when the answer is an error."""
+    def completed(self, answer: Answer, warning: dict[str, Any] | None, *, succeeded: bool) -> Reply:
+        """It is answered, also when the answer is an error; what its caller is given, and has been."""
         code = None
-        if not passage.succeeded:
+        if not succeeded:
             code = "TOOL_ERROR" if answer.result is not None else "JSONRPC_ERROR"
         self.publish("completed", code=code, outcome=Outcome.COMPLETED)
+        self.seam.hooks.answered_in_time(self.call_id, answer)
+        reply = Reply(call_id=self.call_id, answer=answer, warning=warning)
+        if self.request.on_reply is not None:
+            self.request.on_reply(reply)
+        return reply
 
     def failed(self, error: ZtrioError) -> None:
         """It was refused, or not sent, or nobody knows."""
